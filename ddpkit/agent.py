@@ -1,0 +1,303 @@
+"""The process between the notebook and the ranks of one run. It does what torchrun's agent does, for one machine:
+
+hosts the store, starts the ranks with `torch.multiprocessing.start_processes`, passes on what they say, and ends them.
+
+Why not in the notebook's own process? Starting ranks and hosting a store need torch, which takes two seconds and 280 MB where the notebook
+has not imported it. And ranks should be children of a process that nobody interrupts, that dies with the notebook, and that adopts whatever
+the ranks leave behind, so that nothing outlives a run.
+
+    notebook ──link── agent ──control── rank 0        control: messages in both directions
+                        │  └─output──── rank 0        output: what the rank writes to stdout and stderr
+                        ├────control─── rank 1
+                        …
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+import traceback
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
+
+import psutil
+
+from ddpkit import limits, rank, rendezvous
+from ddpkit.messages import Ended, Failure, Leave, Link, Output, Start, Started, Stop, Trouble, Value, decode, encode
+
+CHUNK = 1 << 16
+"""Bytes of output read at a time: what a pipe holds on Linux."""
+QUIET = 0.02
+"""Seconds between two looks at the ranks' output. Ranks that print at every step would otherwise wake the agent at every step, on a core that
+they could use. A full pipe is emptied at once."""
+PATIENCE = 1.0
+"""Seconds that a rank has after SIGTERM before it is killed. Most end at once; a handler of the user's may want to save something."""
+LAST_STEPS = 10.0
+"""Seconds that a rank has to end after all ranks have returned: for threads of its own and functions registered with atexit."""
+
+
+def main(link: Link) -> None:
+    """Serve one run, then return."""
+    start = link.receive()
+    if not isinstance(start, Start):
+        return  # the notebook is gone, or has changed its mind
+    try:
+        Agent(link, start).run()
+    except (BrokenPipeError, ConnectionResetError):
+        pass  # the notebook is gone; `run` has ended the ranks
+    except BaseException:
+        link.send(Trouble(traceback.format_exc()))
+
+
+def main_on_stdio() -> None:
+    """Serve one run over this process's stdin and stdout, where there is no fork (Windows)."""
+    reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    devnull = os.open(os.devnull, os.O_RDWR)
+    for stream in (0, 1):
+        os.dup2(devnull, stream)
+    os.close(devnull)
+    main(Link(reader, writer))
+
+
+class _Process:
+    """A rank as its agent sees it."""
+
+    def __init__(self, number: int, process: BaseProcess, control: Connection, output: Connection) -> None:
+        self.number = number
+        self.process = process
+        self.control: Connection | None = control
+        self.output: Connection | None = output
+        self.done = False
+        """It has returned or failed, and waits until it may leave."""
+        self.ended = False
+        # multiprocessing's sentinel is the end of a pipe that a rank's own children hold as well: it would tell of the rank's death only
+        # after theirs. Linux has a descriptor for the process itself.
+        try:
+            self.handle = os.pidfd_open(process.pid)  # type: ignore[attr-defined]
+        except (AttributeError, OSError):
+            self.handle = process.sentinel
+
+
+class Agent:
+    """One run's ranks."""
+
+    def __init__(self, link: Link, start: Start) -> None:
+        self._link = link
+        self._start = start
+        self._ranks: list[_Process] = []
+        self._stopping = threading.Lock()
+        self._leave_by: float | None = None
+
+    def run(self) -> None:
+        """Start the ranks and pass on what they say until the last one is gone."""
+        _adopt_orphans()
+        limits.raise_limit_of_files(self._start.nprocs)
+        listener = rendezvous.listen(self._start.nprocs)
+        store = None
+        try:
+            self._start_ranks(listener)
+            # Only now: a process should not be forked while it has threads, and a store has some. Ranks that were faster wait in the
+            # socket's queue.
+            store = rendezvous.serve(listener, self._start.timeout)
+            threading.Thread(target=self._obey, name="ddpkit-notebook", daemon=True).start()
+            self._link.send(Started([r.process.pid or 0 for r in self._ranks]))
+            while not all(r.ended for r in self._ranks):
+                self._turn()
+        finally:
+            self._end_all(patience=0)
+            _end_descendants()
+            del store
+
+    def _start_ranks(self, listener: socket.socket) -> None:
+        from torch.multiprocessing import start_processes
+
+        forked = self._start.start_method == "forkserver"
+        port = listener.getsockname()[1]
+        for number in range(self._start.nprocs):
+            control, ranks_control = Pipe()
+            output, ranks_output = Pipe(duplex=False)
+            place = rank.Place(
+                number,
+                self._start if forked else None,
+                port,
+                ranks_control,
+                ranks_output,
+                self._descriptors(listener, control, output) if forked else (),
+            )
+            # A call for each rank, so that each gets its own pipes and no one else's. This process is a fresh copy of the forkserver, with
+            # one thread and torch loaded: "fork" here is what a forkserver does.
+            context = start_processes(
+                rank.main, args=(place,), nprocs=1, join=False, start_method="fork" if forked else self._start.start_method
+            )
+            ranks_control.close()
+            ranks_output.close()
+            process = context.processes[0]
+            self._ranks.append(_Process(number, process, control, output))
+            if not forked:
+                # In a thread: the pipe is full long before the rank has loaded torch and reads it.
+                threading.Thread(target=_send_start, args=(control, encode(self._start)), daemon=True).start()
+
+    def _descriptors(self, listener: socket.socket, *newest: Connection) -> tuple[int, ...]:
+        """What this process has open and a forked rank must not keep."""
+        connections = [c for r in self._ranks for c in (r.control, r.output) if c is not None]
+        handles = {h for r in self._ranks for h in (r.process.sentinel, r.handle)}
+        return (listener.fileno(), *self._link.descriptors(), *(c.fileno() for c in (*connections, *newest)), *handles)
+
+    def _obey(self) -> None:
+        """Do what the notebook says, in a thread. A notebook that is gone wants its ranks gone."""
+        while (message := self._link.receive()) is not None:
+            if isinstance(message, Stop):
+                self._end_all()
+        self._end_all(patience=0)
+
+    def _turn(self) -> None:
+        """Wait for something to happen, and pass it on."""
+        waiting: dict[object, tuple[_Process, str]] = {}
+        for r in self._ranks:
+            if not r.ended:
+                waiting[r.handle] = (r, "end")
+            if r.control is not None:
+                waiting[r.control] = (r, "control")
+            if r.output is not None:
+                waiting[r.output] = (r, "output")
+        left = None if self._leave_by is None else max(0.0, self._leave_by - time.monotonic())
+        ready = wait(list(waiting), left)  # type: ignore[arg-type]
+        if not ready and self._leave_by is not None and time.monotonic() >= self._leave_by:
+            self._leave_by = None
+            self._end_all(patience=0)
+        full = False
+        for thing in ready:
+            r, what = waiting[thing]
+            if what == "control":
+                self._read_control(r)
+            elif what == "output":
+                full |= self._read_output(r) == CHUNK
+        for thing in ready:
+            r, what = waiting[thing]
+            if what == "end":
+                self._see_end(r)
+        if any(what == "output" for _, what in (waiting[t] for t in ready)) and not full:
+            time.sleep(QUIET)
+
+    def _read_control(self, r: _Process) -> None:
+        assert r.control is not None
+        try:
+            data = r.control.recv_bytes()
+        except (EOFError, OSError):
+            r.control.close()
+            r.control = None
+            return
+        if isinstance(decode(data), (Value, Failure)):
+            self._read_output(r, all_of_it=True)  # what was printed before it returned comes before what it returned
+            r.done = True
+        self._link.send_encoded(data)
+        self._let_leave()
+
+    def _let_leave(self) -> None:
+        """When the last rank is done, all may close their connections."""
+        if self._leave_by is None and all(r.done or r.ended for r in self._ranks):
+            self._leave_by = time.monotonic() + LAST_STEPS
+            for r in self._ranks:
+                if r.control is not None:
+                    try:
+                        r.control.send_bytes(encode(Leave()))
+                    except OSError:
+                        pass  # it is dying, and its end is about to be seen
+
+    def _read_output(self, r: _Process, all_of_it: bool = False) -> int:
+        """Pass on what is there now, which may be nothing; returns the size of the last piece."""
+        size = 0
+        while r.output is not None and r.output.poll(0):
+            try:
+                data = os.read(r.output.fileno(), CHUNK) if sys.platform != "win32" else r.output.recv_bytes()
+            except (EOFError, OSError):
+                data = b""
+            size = len(data)
+            if data:
+                self._link.send(Output(r.number, data))
+            else:
+                r.output.close()
+                r.output = None
+            if not all_of_it:
+                break
+        return size
+
+    def _see_end(self, r: _Process) -> None:
+        """A rank's process is gone: end what it started, pass on what is left in its pipes, and say so."""
+        r.process.join()
+        with self._stopping:
+            r.ended = True  # from here on its number may be another process's
+        _end_group(r.process.pid)
+        while r.control is not None and r.control.poll(0):
+            self._read_control(r)
+        self._read_output(r, all_of_it=True)
+        for connection in (r.control, r.output):
+            if connection is not None:
+                connection.close()
+        r.control = r.output = None
+        self._link.send(Ended(r.number, r.process.exitcode or 0))
+        self._let_leave()
+
+    def _end_all(self, patience: float = PATIENCE) -> None:
+        """End all ranks: politely first, where there is patience."""
+        if patience and sys.platform != "win32":
+            self._signal_all(signal.SIGTERM)
+            deadline = time.monotonic() + patience
+            while not all(r.ended for r in self._ranks) and time.monotonic() < deadline:
+                time.sleep(0.01)
+        self._signal_all(signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM)
+
+    def _signal_all(self, number: int) -> None:
+        with self._stopping:
+            for r in self._ranks:
+                if not r.ended and r.process.pid:
+                    if number == signal.SIGTERM or not _end_group(r.process.pid):
+                        try:
+                            os.kill(r.process.pid, number)
+                        except ProcessLookupError:
+                            pass  # it ended by itself in this moment
+
+
+def _send_start(control: Connection, data: bytes) -> None:
+    try:
+        control.send_bytes(data)
+    except OSError:
+        pass  # the rank died before it read its function; its end tells the story
+
+
+def _end_group(pid: int | None) -> bool:
+    """Kill the process group that a rank made for itself and all that it started. False where there is none (yet)."""
+    if pid is None or not hasattr(os, "killpg"):
+        return False
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except (ProcessLookupError, PermissionError):
+        return False
+    return True
+
+
+def _adopt_orphans() -> None:
+    """Linux: become the parent of whatever the ranks leave behind, also of processes that have left the rank's process group."""
+    if sys.platform.startswith("linux"):
+        PR_SET_CHILD_SUBREAPER = 36  # <linux/prctl.h>
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def _end_descendants() -> None:
+    """End all processes below this one. They cannot have new numbers meanwhile: this process is their parent and has not waited for them."""
+    try:
+        left = psutil.Process().children(recursive=True)
+    except psutil.Error:
+        return
+    for process in left:
+        try:
+            process.kill()
+        except psutil.Error:
+            pass  # gone by itself
+    psutil.wait_procs(left, timeout=2)

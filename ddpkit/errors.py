@@ -1,0 +1,68 @@
+"""What a run can end in, other than values. All of them are `RankError`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RankFailure:
+    """How one rank ended, where it did not return."""
+
+    rank: int
+    kind: str
+    """The exception's type, such as "ValueError"; for a process that died, how: "SIGKILL", "exit status 3"."""
+    text: str
+    """The exception's message, or what is known about the death."""
+    lines: tuple[str, ...] = ()
+    """Where it happened: the user's own frames with their source, ready to print, outermost first."""
+    cause: BaseException | None = field(default=None, compare=False)
+    """The exception itself, where it could be brought back to the notebook."""
+    follows: bool = False
+    """It failed only because another rank was gone."""
+
+
+class RankError(RuntimeError):
+    """A run that did not end well.
+
+    Attributes:
+        rank: the rank that is to blame (for several, the lowest).
+        cause: its exception as an object; None where there is none, or it cannot be pickled.
+        output: what each rank had written, by rank.
+        failures: every rank's own `RankFailure`, the root cause first.
+    """
+
+    def __init__(self, message: str, failures: Sequence[RankFailure] = (), output: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.failures = tuple(failures)
+        self.output = tuple(output)
+
+    @property
+    def rank(self) -> int | None:
+        return self.failures[0].rank if self.failures else None
+
+    @property
+    def cause(self) -> BaseException | None:
+        return self.failures[0].cause if self.failures else None
+
+    def _render_traceback_(self, *_: Any, **__: Any) -> list[str]:
+        """IPython shows this in place of a traceback: the report alone, without the frames of the kit."""
+        return [f"{type(self).__name__}: {line}" if number == 0 else line for number, line in enumerate(str(self).splitlines())]
+
+
+class RankFailed(RankError):
+    """A rank's function raised an exception."""
+
+
+class RankDied(RankError):
+    """A rank's process ended without a value and without an exception: by a signal, or by ending itself."""
+
+
+class RanksStuck(RankError):
+    """Ranks waited for each other for longer than `timeout`."""
+
+
+class LaunchFailed(RankError):
+    """The ranks could not be started."""

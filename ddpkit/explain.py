@@ -1,0 +1,149 @@
+"""From what ranks reported to words for a person: which failure came first, where in the user's own code, what followed from it."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import sysconfig
+from collections.abc import Sequence
+from typing import Any
+
+from ddpkit.errors import RankDied, RankError, RankFailed, RankFailure
+from ddpkit.messages import Ended, Failure
+from ddpkit.payload import unpack_value
+
+_FOLLOW_ON = re.compile(
+    r"connection (was )?(closed|reset|refused)( by)?( remote)?( peer)?|broken pipe|socket closed|connection closed by|"
+    r"recvValue failed|sendBytes failed|failed to recv|peer .* (closed|gone)|wait timeout",
+    re.IGNORECASE,
+)
+"""How gloo and the store say that another rank is gone. Their exceptions have no types of their own for it."""
+_LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib", "platstdlib")} | {"<frozen", "<string>"})
+
+
+def failure_of(message: Failure) -> RankFailure:
+    """A rank's exception in plain words."""
+    last = message.errors[-1]
+    lines: list[str] = []
+    for number, error in enumerate(message.errors):
+        if number:
+            lines.append("and while that was handled, or because of it:")
+        if len(message.errors) > 1:
+            lines.append(_headline(error["type"], error["text"]))
+        lines += _lines(error["frames"])
+    if message.stage != "running the function":
+        lines.insert(0, f"(while {message.stage})")
+    return RankFailure(message.rank, last["type"], last["text"], tuple(lines), _cause(message), bool(_FOLLOW_ON.search(last["text"])))
+
+
+def death_of(message: Ended) -> RankFailure:
+    """A process that ended without a word, in plain words."""
+    if message.exitcode < 0:
+        try:
+            name = signal.Signals(-message.exitcode).name
+        except ValueError:
+            name = f"signal {-message.exitcode}"
+        return RankFailure(message.rank, name, _SIGNALS.get(name, f"its process was ended by {name}"))
+    if message.exitcode:
+        return RankFailure(message.rank, f"exit status {message.exitcode}", "its process ended itself, without a value")
+    return RankFailure(
+        message.rank, "exit status 0", "its process ended itself before its function returned (os._exit?), so there is no value"
+    )
+
+
+_SIGNALS = {
+    "SIGKILL": "its process was killed by SIGKILL (signal 9). Most often that is the system, because memory ran out: use fewer ranks or smaller batches",
+    "SIGSEGV": "its process crashed with a segmentation fault (SIGSEGV, signal 11): an error in compiled code",
+    "SIGABRT": "its process aborted (SIGABRT, signal 6): compiled code found an error that it could not go on from",
+    "SIGBUS": "its process crashed with a bus error (SIGBUS, signal 7). Most often shared memory (/dev/shm) is full: use num_workers=0 or smaller batches",
+    "SIGTERM": "its process was ended by SIGTERM (signal 15) from outside",
+}
+
+
+def error_of(failures: Sequence[RankFailure], nprocs: int, output: Sequence[str]) -> RankError:
+    """The exception for a run with these failures: the root cause first, what followed from it after."""
+    ordered = sorted(failures, key=lambda f: (f.follows, f.rank))
+    first = ordered[0]
+    died = not first.lines and first.cause is None and (first.kind.startswith(("SIG", "exit status", "signal")))
+    same = [f.rank for f in ordered[1:] if not f.follows and (f.kind, f.text) == (first.kind, first.text)]
+    others = [f for f in ordered[1:] if not f.follows and f.rank not in same]
+    followers = [f for f in ordered[1:] if f.follows]
+    who = f"rank {first.rank} of {nprocs}" if not same else f"{_ranks([first.rank, *same])} of {nprocs}"
+    if died:
+        text = [f"{who} died: {first.text}."]
+    elif first.kind == "SystemExit":
+        text = [f"{who} called sys.exit({first.text or ''}), so there is no value.", *(f"  {line}" for line in first.lines)]
+    else:
+        text = [f"{who} failed: {_headline(first.kind, first.text)}", *(f"  {line}" for line in first.lines)]
+    if same:
+        text.append(f"{'All ranks' if len(same) == nprocs - 1 else _ranks([first.rank, *same])} failed in the same way.")
+    text += [f"rank {f.rank} failed as well: {_headline(f.kind, f.text)}" for f in others]
+    if followers:
+        text.append(f"Follow-on, only because a peer was gone: {_ranks([f.rank for f in followers])}.")
+    last = output[first.rank].rstrip().rpartition("\n")[2] if died else ""
+    if last:
+        text.append(f"Its last words: {last}")
+    kind = RankDied if died or first.kind == "SystemExit" else RankFailed
+    return kind("\n".join(text), ordered, output)
+
+
+def _ranks(numbers: Sequence[int]) -> str:
+    words = [str(n) for n in sorted(numbers)]
+    return f"rank {words[0]}" if len(words) == 1 else f"ranks {', '.join(words[:-1])} and {words[-1]}"
+
+
+def _headline(kind: str, text: str) -> str:
+    return f"{kind}: {text}" if text else kind
+
+
+def _cause(message: Failure) -> BaseException | None:
+    if not message.payload:
+        return None
+    try:
+        cause = unpack_value(message.payload)
+    except Exception:  # a user's class may do anything here; its text is known all the same
+        return None
+    return cause if isinstance(cause, BaseException) else None
+
+
+def _lines(frames: list[list[Any]]) -> list[str]:
+    """The user's own frames with their source. Frames of libraries are counted, not shown: learners cannot mend torch."""
+    own = [not name.startswith(_LIBRARIES) for name, *_ in frames]
+    lines: list[str] = []
+    skipped: list[str] = []
+    for (filename, number, function, source), mine in zip(frames, own, strict=True):
+        if mine or not any(own):
+            lines += _skipped(skipped)
+            skipped = []
+            where = f"{place_name(filename)}, line {number}" + ("" if function == "<module>" else f", in {function}")
+            lines += [where, f"    {source}"] if source else [where]
+        else:
+            skipped.append(filename)
+    return lines + _skipped(skipped)
+
+
+def _skipped(filenames: list[str]) -> list[str]:
+    if not filenames:
+        return []
+    packages = dict.fromkeys(_package(name) for name in filenames)
+    return [f"… {len(filenames)} call{'s' * (len(filenames) > 1)} inside {', '.join(packages)}"]
+
+
+def _package(filename: str) -> str:
+    for folder in _LIBRARIES:
+        if "packages" in folder and filename.startswith(folder):
+            return filename[len(folder) :].lstrip(os.sep).split(os.sep)[0].removesuffix(".py")
+    return "Python's library"
+
+
+def place_name(filename: str) -> str:
+    """A file as a person knows it: "Cell In[3]" for a notebook's cell, else a path from here."""
+    shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
+    if shell is not None:
+        names = getattr(shell.compile, "_filename_map", {})
+        if filename in names:
+            return f"Cell In[{names[filename]}]"
+    relative = os.path.relpath(filename) if os.path.isabs(filename) and os.path.exists(filename) else filename
+    return filename if relative.startswith("..") else relative

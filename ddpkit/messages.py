@@ -1,0 +1,202 @@
+"""What the notebook, the agent and the ranks say to each other.
+
+Every message is a small frozen dataclass. On the wire it is a JSON header, then (for those that carry one) raw bytes:
+
+    | header length, 4 bytes | header: ["Output", {"rank": 1}] | payload |
+
+JSON, not pickle: whoever only passes a message on (the agent) runs nothing that a rank has written. The payloads of `Start`, `Value` and
+`Failure` are pickles, and are opened only where their objects are wanted: in the rank, in the notebook. All channels are pipes or socket
+pairs without a name that a process inherits from its parent; nothing is ever read from a socket that others can connect to.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields
+from typing import Any, BinaryIO
+
+_LENGTH = struct.Struct("!I")
+_FRAME = struct.Struct("!Q")
+
+
+@dataclass(frozen=True)
+class Start:
+    """Notebook to agent: start this many ranks, and run this in each."""
+
+    nprocs: int
+    start_method: str
+    environment: dict[str, str]
+    """The notebook's `os.environ` at the moment of the call. A forkserver has the one of the moment it was started."""
+    overrides: dict[str, str]
+    """What the caller gave as `env`; wins over what the kit sets."""
+    cwd: str
+    sys_path: list[str]
+    argv: list[str]
+    sources: dict[str, list[str]]
+    """Source lines of cells by file name, for tracebacks: a cell is on no disk."""
+    threads: int
+    timeout: float
+    payload: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Notebook to agent: end all ranks now."""
+
+
+@dataclass(frozen=True)
+class Leave:
+    """Agent to rank: everybody is done, you may close your connections and end."""
+
+
+@dataclass(frozen=True)
+class Started:
+    """Agent to notebook: all ranks are started."""
+
+    pids: list[int]
+
+
+@dataclass(frozen=True)
+class Output:
+    """What a rank, or a process that it started, wrote to stdout or stderr, as it came."""
+
+    rank: int
+    payload: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """Numbers that a rank gave to `ddpkit.log`."""
+
+    rank: int
+    numbers: dict[str, float | int | str | bool | None]
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a rank's function returned."""
+
+    rank: int
+    payload: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """The exception that ended a rank's function."""
+
+    rank: int
+    stage: str
+    """What the rank was doing: "running the function", "unpickling the function", …"""
+    errors: list[dict[str, Any]]
+    """The exception's chain, the first cause first. Each has `type`, `text` and `frames`, and each frame `[file, line, function, source]`."""
+    moment: float
+    """`time.monotonic()` when it was raised. Ranks on one machine share that clock."""
+    payload: bytes = field(repr=False, default=b"")
+    """The exception, pickled; empty where it cannot be."""
+
+
+@dataclass(frozen=True)
+class Ended:
+    """Agent to notebook: a rank's process is gone, and this was the last to come from it."""
+
+    rank: int
+    exitcode: int
+    """As `multiprocessing` gives it: the exit status, or minus the number of the signal."""
+
+
+@dataclass(frozen=True)
+class Trouble:
+    """Agent to notebook: the ranks could not be started or watched."""
+
+    text: str
+
+
+Message = Start | Stop | Leave | Started | Output | Metrics | Value | Failure | Ended | Trouble
+_KINDS: dict[str, Callable[..., Message]] = {
+    kind.__name__: kind for kind in (Start, Stop, Leave, Started, Output, Metrics, Value, Failure, Ended, Trouble)
+}
+
+
+def encode(message: Message) -> bytes:
+    """The message as bytes."""
+    names = [f.name for f in fields(message) if f.name != "payload"]
+    header = json.dumps([type(message).__name__, {name: getattr(message, name) for name in names}]).encode()
+    return b"".join((_LENGTH.pack(len(header)), header, getattr(message, "payload", b"")))
+
+
+def decode(data: bytes) -> Message:
+    """The message that `encode` made these bytes of."""
+    (length,) = _LENGTH.unpack_from(data)
+    start = _LENGTH.size + length
+    name, values = json.loads(data[_LENGTH.size : start])
+    if name in ("Start", "Output", "Value", "Failure"):
+        values["payload"] = data[start:]
+    return _KINDS[name](**values)
+
+
+class Link:
+    """Messages in both directions over a pair of byte streams: the notebook at one end, an agent at the other.
+
+    Byte streams, since they are what all platforms have: a socket pair where the forkserver hands one on, a child's stdin and stdout elsewhere.
+    """
+
+    def __init__(self, reader: BinaryIO, writer: BinaryIO, stream: socket.socket | None = None) -> None:
+        self._reader = reader
+        self._writer = writer
+        self._stream = stream
+        self._lock = threading.Lock()
+
+    @classmethod
+    def over(cls, stream: socket.socket) -> Link:
+        """A link over one end of a socket pair, which it owns from now on."""
+        return cls(stream.makefile("rb"), stream.makefile("wb"), stream)
+
+    def send(self, message: Message) -> None:
+        """Send a message; raises OSError where the other end is gone."""
+        self.send_encoded(encode(message))
+
+    def send_encoded(self, data: bytes) -> None:
+        """Send what `encode` gave, as it is."""
+        with self._lock:
+            self._writer.write(_FRAME.pack(len(data)))
+            self._writer.write(data)
+            self._writer.flush()
+
+    def receive(self) -> Message | None:
+        """The next message, waiting for it; None when the other end is gone."""
+        try:
+            head = self._reader.read(_FRAME.size)
+            if len(head) < _FRAME.size:
+                return None
+            (length,) = _FRAME.unpack(head)
+            data = self._reader.read(length)
+        except (OSError, ValueError):  # ValueError: closed by another thread of ours
+            return None
+        return decode(data) if len(data) == length else None
+
+    def descriptors(self) -> set[int]:
+        """The file descriptors that this end of the link holds open."""
+        return {self._reader.fileno(), self._writer.fileno()}
+
+    def hang_up(self) -> None:
+        """End the link at once, from any thread: the other end, and a `receive` that waits in another thread here, see that it is over."""
+        try:
+            if self._stream is not None:
+                self._stream.shutdown(socket.SHUT_RDWR)
+            else:
+                self._writer.close()
+        except OSError:
+            pass  # the other end hung up first
+
+    def close(self) -> None:
+        """Give the descriptors back. No other thread may be waiting in `receive`."""
+        for stream in (self._writer, self._reader, self._stream):
+            try:
+                if stream is not None:
+                    stream.close()
+            except OSError:
+                pass  # bytes were still on their way to somebody who is gone

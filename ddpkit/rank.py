@@ -1,0 +1,240 @@
+"""All that runs inside a rank, before and after the user's function.
+
+A rank made by the forkserver is a copy of it; a spawned one is a fresh interpreter. What the user's function finds must be the same in both:
+the notebook's environment, folder and import path, a `__main__` with what the cells defined, fresh random numbers, its share of the cores.
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import linecache
+import os
+import random
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from typing import Any
+
+from ddpkit import limits, payload, rendezvous
+from ddpkit.messages import Failure, Leave, Message, Metrics, Start, Value, decode, encode
+
+OUR_FOLDER = os.path.dirname(__file__)
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank is, and what connects it to its agent. Goes to the new process with `start_processes`."""
+
+    rank: int
+    start: Start | None
+    """None where the rank is spawned: it comes through `control` then. `start_processes` would wait until the new process has loaded torch
+    and read it, before it starts the next one."""
+    port: int
+    control: Connection
+    output: Connection
+    inherited: tuple[int, ...] = ()
+    """Descriptors of the agent that a forked rank has got copies of, and must close: a pipe ends only when all copies of its end are closed."""
+
+
+class Rank:
+    """The process's line to its agent, for everything that wants to tell the notebook something."""
+
+    def __init__(self, place: Place) -> None:
+        self.number = place.rank
+        self._control = place.control
+        self._lock = threading.Lock()
+        self._may_leave = threading.Event()
+
+    def send(self, message: Message) -> None:
+        """Send to the notebook; from any thread."""
+        data = encode(message)
+        with self._lock:
+            self._control.send_bytes(data)
+
+    def log(self, numbers: dict[str, float | int | str | bool | None]) -> None:
+        """Send numbers to the notebook."""
+        self.send(Metrics(self.number, numbers))
+
+    def listen(self) -> None:
+        """Hear the agent, in a thread of its own; die with it. (Linux has a signal for that, the others do not.)"""
+
+        def hear() -> None:
+            try:
+                while True:
+                    if isinstance(decode(self._control.recv_bytes()), Leave):
+                        self._may_leave.set()
+            except (EOFError, OSError):
+                end_own_group()
+
+        threading.Thread(target=hear, name="ddpkit-agent", daemon=True).start()
+
+    def wait_to_leave(self) -> None:
+        """Wait until all ranks are done. A rank that closes its connections while others still work makes their collectives fail."""
+        self._may_leave.wait()
+
+
+current: Rank | None = None
+"""This process's line to its agent; None in a process that is no rank of ddpkit's (the notebook, a script under torchrun)."""
+
+
+def main(_index: int, place: Place) -> None:
+    """What a rank's process runs. `_index` is `start_processes`' own number, always 0: each rank is started by a call of its own."""
+    global current
+    _become_own_process(place)
+    current = rank = Rank(place)
+    stage = "preparing the process"
+    try:
+        start = place.start or decode(place.control.recv_bytes())
+        assert isinstance(start, Start)
+        rank.listen()
+        _look_spawned(place.rank, start, place.port)
+        stage = "unpickling the function"
+        fn, args = payload.unpack_call(start.payload)
+        stage = "running the function"
+        value = fn(place.rank, *args)
+        stage = "pickling the returned value"
+        packed = payload.pack_value(value)
+        _flush()
+        rank.send(Value(place.rank, packed))
+    except BaseException as error:  # the notebook must hear of everything that ended the function: SystemExit and KeyboardInterrupt too
+        moment = time.monotonic()
+        _flush()
+        rank.send(_failure(place.rank, stage, error, moment))
+    rank.wait_to_leave()
+    _leave()
+
+
+def _become_own_process(place: Place) -> None:
+    for descriptor in place.inherited:
+        os.close(descriptor)
+    if hasattr(os, "setpgid"):
+        os.setpgid(0, 0)  # a process group of its own, so that all it starts can be ended with it
+    if sys.platform.startswith("linux"):
+        from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+
+        _prctl_pr_set_pdeathsig(signal.SIGKILL)  # torch's start_processes sets SIGINT, which Python code can ignore
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    output = _descriptor(place.output)
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    for name in ("stdout", "stderr"):
+        # Lines go out as they are made: a rank may be killed at any moment, and its last words are wanted. What is no UTF-8 is escaped.
+        text = open(1 if name == "stdout" else 2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+        setattr(sys, name, text)
+        setattr(sys, f"__{name}__", text)
+    faulthandler.enable(2)
+
+
+def _descriptor(connection: Connection) -> int:
+    if sys.platform != "win32":
+        return connection.fileno()
+    import msvcrt
+
+    return msvcrt.open_osfhandle(connection.fileno(), os.O_APPEND)
+
+
+def _look_spawned(rank: int, start: Start, port: int) -> None:
+    """Make a copy of the forkserver look like a fresh process of the notebook's. In a spawned rank most of this changes nothing."""
+    limits.raise_limit_of_files(start.nprocs)
+    environment = dict(start.environment)
+    for name, value in rendezvous.environment(rank, start.nprocs, port, start.threads).items():
+        if not (name in rendezvous.KEPT_FROM_USER and name in environment):
+            environment[name] = value
+    if environment.get("MPLBACKEND", "").startswith("module://"):
+        environment["MPLBACKEND"] = "agg"  # the notebook's backend draws into the notebook, and a rank has none
+    environment.update(start.overrides)
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(start.cwd)
+    sys.path[:] = start.sys_path
+    sys.argv[:] = start.argv
+    for name, lines in start.sources.items():
+        linecache.cache[name] = (sum(map(len, lines)), None, lines, name)
+    # A fresh __main__ without a file: nothing for multiprocessing to run again in processes that the rank starts.
+    main_module = types.ModuleType("__main__")
+    main_module.__dict__["__builtins__"] = sys.modules["builtins"]
+    sys.modules["__main__"] = main_module
+    payload.pickle_main_by_value()
+
+    import torch
+
+    random.seed()
+    torch.seed()
+    if "numpy" in sys.modules:
+        sys.modules["numpy"].random.seed()
+    torch.set_num_threads(int(environment["OMP_NUM_THREADS"]) if environment["OMP_NUM_THREADS"].isdigit() else start.threads)
+    if torch.distributed.is_available():
+        rendezvous.prepare_init(start.timeout)
+
+
+def _failure(rank: int, stage: str, error: BaseException, moment: float) -> Failure:
+    errors: list[dict[str, Any]] = []
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        errors.insert(0, {"type": _type_name(link), "text": _text(link), "frames": _frames(link)})
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    try:
+        packed = payload.pack_value(error.with_traceback(None))
+    except Exception:  # an exception may hold anything; its text is on its way all the same
+        packed = b""
+    return Failure(rank, stage, errors, moment, packed)
+
+
+def _type_name(error: BaseException) -> str:
+    kind = type(error)
+    return kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as second:  # __str__ of a user's class
+        return f"<its __str__ raised {type(second).__name__}>"
+
+
+def _frames(error: BaseException) -> list[list[Any]]:
+    """The frames of a traceback as [file, line, function, source], the kit's own left out."""
+    found = []
+    for frame in traceback.extract_tb(error.__traceback__):
+        if not frame.filename.startswith(OUR_FOLDER):
+            found.append([frame.filename, frame.lineno or 0, frame.name, frame.line or ""])
+    return found
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, AttributeError):
+            pass  # the user's function closed or replaced it: nothing is left to flush
+
+
+def _leave() -> None:
+    """End the process as the interpreter would, without tearing torch down: C++ destructors of a process group may wait for other ranks.
+
+    Threads that are not daemons are waited for, and functions registered with atexit run, in a forked rank as in a spawned one.
+    (multiprocessing runs them only in spawned processes.)
+    """
+    try:
+        for thread in threading.enumerate():
+            if thread is not threading.current_thread() and not thread.daemon:
+                thread.join()
+        atexit._run_exitfuncs()  # no public name does this without ending the interpreter as well
+    finally:
+        _flush()
+        os._exit(0)
+
+
+def end_own_group() -> None:
+    """End this process and all that it has started, at once."""
+    if hasattr(os, "killpg") and os.getpgid(0) == os.getpid():
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
