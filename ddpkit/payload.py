@@ -51,6 +51,10 @@ def _is_from_main(thing: Any) -> bool:
     return isinstance(thing, (type, types.FunctionType)) and getattr(thing, "__module__", None) == "__main__"
 
 
+def _make_code(filename: str, make: Callable[..., types.CodeType], args: tuple[Any, ...]) -> types.CodeType:
+    return make(*args).replace(co_filename=filename)
+
+
 def _recall(number: int) -> Any:
     """In the notebook: the very object that was sent under this number."""
     return _sent[number]
@@ -72,6 +76,10 @@ class _ToRank(cloudpickle.Pickler):
                 number = _number_of[obj] = next(_numbers)
                 _sent[number] = obj
             self.from_main[number] = obj
+        if isinstance(obj, types.CodeType):
+            # cloudpickle leaves out the file name, and tracebacks would lose the cell that a line is in.
+            make, *rest = self.dispatch_table[types.CodeType](obj)
+            return _make_code, (obj.co_filename, make, *rest)
         return super().reducer_override(obj)
 
 
