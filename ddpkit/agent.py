@@ -112,7 +112,7 @@ class Agent:
         finally:
             self._end_all(patience=0)
             _end_descendants()
-            del store
+            del store  # it has lived until here
 
     def _start_ranks(self, listener: socket.socket) -> None:
         from torch.multiprocessing import start_processes
@@ -171,18 +171,17 @@ class Agent:
         if not ready and self._leave_by is not None and time.monotonic() >= self._leave_by:
             self._leave_by = None
             self._end_all(patience=0)
-        full = False
-        for thing in ready:
-            r, what = waiting[thing]
+        sizes = [0]
+        events = [waiting[thing] for thing in ready]  # type: ignore[index]
+        for r, what in events:
             if what == "control":
                 self._read_control(r)
             elif what == "output":
-                full |= self._read_output(r) == CHUNK
-        for thing in ready:
-            r, what = waiting[thing]
+                sizes.append(self._read_output(r))
+        for r, what in events:
             if what == "end":
                 self._see_end(r)
-        if any(what == "output" for _, what in (waiting[t] for t in ready)) and not full:
+        if 0 < max(sizes) < CHUNK and all(what == "output" for _, what in events):
             time.sleep(QUIET)
 
     def _read_control(self, r: _Process) -> None:

@@ -1,0 +1,55 @@
+"""What a run may not leave behind, and how to look for it."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import psutil
+
+from ddpkit.supervise import forkserver
+
+
+def processes() -> list[str]:
+    """Processes below this one, the kit's forkserver and Python's own resource tracker left out. Zombies count."""
+    found = []
+    for process in psutil.Process().children(recursive=True):
+        try:
+            if process.pid != forkserver.pid and "resource_tracker" not in " ".join(process.cmdline()):
+                found.append(f"{process.pid} {process.status()} {' '.join(process.cmdline())[:80]}")
+        except psutil.NoSuchProcess:
+            pass
+    return found
+
+
+def snapshot() -> dict[str, object]:
+    """All that could grow from run to run."""
+    temp = Path(tempfile.gettempdir())
+    return {
+        "processes": len(processes()),
+        "threads": threading.active_count(),
+        "descriptors": psutil.Process().num_fds(),
+        "listening": sorted(
+            c.laddr.port for p in [psutil.Process(), *psutil.Process().children(recursive=True)] for c in _connections(p) if c.status == psutil.CONN_LISTEN
+        ),
+        "shared memory": sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else [],
+        "temporary files": sorted(p.name for p in temp.iterdir() if p.name.startswith(("ddpkit", "pytorch-errorfile", "pymp-"))),
+    }
+
+
+def _connections(process: psutil.Process) -> list[psutil._common.pconn]:
+    try:
+        return process.net_connections()
+    except psutil.NoSuchProcess:
+        return []
+
+
+def settled(before: dict[str, object], seconds: float = 5.0) -> dict[str, object]:
+    """A snapshot, taken again until it equals `before` or the time is over: the last process ends a moment after its last word."""
+    deadline = time.monotonic() + seconds
+    while (now := snapshot()) != before and time.monotonic() < deadline:
+        time.sleep(0.02)
+    return now
