@@ -1,9 +1,9 @@
 """Real PyTorch distributed training from a notebook cell.
 
-    import ddpkit
+import ddpkit
 
-    run = ddpkit.spawn(train, nprocs=2)     # train(rank) in two real processes
-    run.values                              # what each rank returned
+run = ddpkit.spawn(train, nprocs=2)     # train(rank) in two real processes
+run.values                              # what each rank returned
 """
 
 from __future__ import annotations

@@ -25,11 +25,12 @@ import traceback
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
+from typing import Any
 
 import psutil
 
 from ddpkit import limits, rank, rendezvous
-from ddpkit.messages import Ended, Failure, Leave, Link, Output, Start, Started, Stop, Trouble, Value, decode, encode
+from ddpkit.messages import Ask, Ended, Failure, Leave, Link, Message, Output, Stand, Start, Started, Stop, Trouble, Value, decode, encode
 
 CHUNK = 1 << 16
 """Bytes of output read at a time: what a pipe holds on Linux."""
@@ -38,6 +39,8 @@ QUIET = 0.02
 they could use. A full pipe is emptied at once."""
 PATIENCE = 1.0
 """Seconds that a rank has after SIGTERM before it is killed. Most end at once; a handler of the user's may want to save something."""
+ASK_EVERY = 0.5
+"""Seconds between two questions to each rank where it stands; twice that for more than 8 ranks."""
 LAST_STEPS = 10.0
 """Seconds that a rank has to end after all ranks have returned: for threads of its own and functions registered with atexit."""
 
@@ -76,10 +79,13 @@ class _Process:
         self.done = False
         """It has returned or failed, and waits until it may leave."""
         self.ended = False
+        self.may_be_told = True
+        """False while another thread still writes to it."""
+        self.asked = False
         # multiprocessing's sentinel is the end of a pipe that a rank's own children hold as well: it would tell of the rank's death only
         # after theirs. Linux has a descriptor for the process itself.
         try:
-            self.handle = os.pidfd_open(process.pid)  # type: ignore[attr-defined]
+            self.handle = os.pidfd_open(process.pid or 0)
         except (AttributeError, OSError):
             self.handle = process.sentinel
 
@@ -93,6 +99,7 @@ class Agent:
         self._ranks: list[_Process] = []
         self._stopping = threading.Lock()
         self._leave_by: float | None = None
+        self._ask_at = time.monotonic() + ASK_EVERY
 
     def run(self) -> None:
         """Start the ranks and pass on what they say until the last one is gone."""
@@ -132,16 +139,15 @@ class Agent:
             )
             # A call for each rank, so that each gets its own pipes and no one else's. This process is a fresh copy of the forkserver, with
             # one thread and torch loaded: "fork" here is what a forkserver does.
-            context = start_processes(
-                rank.main, args=(place,), nprocs=1, join=False, start_method="fork" if forked else self._start.start_method
-            )
+            context = start_processes(rank.main, args=(place,), nprocs=1, join=False, start_method="fork" if forked else self._start.start_method)
             ranks_control.close()
             ranks_output.close()
             process = context.processes[0]
             self._ranks.append(_Process(number, process, control, output))
             if not forked:
                 # In a thread: the pipe is full long before the rank has loaded torch and reads it.
-                threading.Thread(target=_send_start, args=(control, encode(self._start)), daemon=True).start()
+                self._ranks[-1].may_be_told = False
+                threading.Thread(target=_send_start, args=(self._ranks[-1], control, encode(self._start)), daemon=True).start()
 
     def _descriptors(self, listener: socket.socket, *newest: Connection) -> tuple[int, ...]:
         """What this process has open and a forked rank must not keep."""
@@ -158,7 +164,7 @@ class Agent:
 
     def _turn(self) -> None:
         """Wait for something to happen, and pass it on."""
-        waiting: dict[object, tuple[_Process, str]] = {}
+        waiting: dict[Any, tuple[_Process, str]] = {}
         for r in self._ranks:
             if not r.ended:
                 waiting[r.handle] = (r, "end")
@@ -166,13 +172,18 @@ class Agent:
                 waiting[r.control] = (r, "control")
             if r.output is not None:
                 waiting[r.output] = (r, "output")
-        left = None if self._leave_by is None else max(0.0, self._leave_by - time.monotonic())
-        ready = wait(list(waiting), left)  # type: ignore[arg-type]
-        if not ready and self._leave_by is not None and time.monotonic() >= self._leave_by:
-            self._leave_by = None
+        until = self._ask_at if self._leave_by is None else min(self._ask_at, self._leave_by)
+        ready = wait(list(waiting), max(0.0, until - time.monotonic()))
+        if self._leave_by is not None and time.monotonic() >= self._leave_by:
             self._end_all(patience=0)
+        if time.monotonic() >= self._ask_at:
+            self._ask_at = time.monotonic() + ASK_EVERY * (1 if len(self._ranks) <= 8 else 2)
+            for r in self._ranks:
+                if not r.done and not r.asked:  # one that does not answer (stopped, or busy in compiled code) is not asked again
+                    r.asked = r.may_be_told
+                    self._tell(Ask(), [r])
         sizes = [0]
-        events = [waiting[thing] for thing in ready]  # type: ignore[index]
+        events = [waiting[thing] for thing in ready]
         for r, what in events:
             if what == "control":
                 self._read_control(r)
@@ -192,7 +203,10 @@ class Agent:
             r.control.close()
             r.control = None
             return
-        if isinstance(decode(data), (Value, Failure)):
+        message = decode(data)
+        if isinstance(message, Stand):
+            r.asked = False
+        if isinstance(message, (Value, Failure)):
             self._read_output(r, all_of_it=True)  # what was printed before it returned comes before what it returned
             r.done = True
         self._link.send_encoded(data)
@@ -202,12 +216,15 @@ class Agent:
         """When the last rank is done, all may close their connections."""
         if self._leave_by is None and all(r.done or r.ended for r in self._ranks):
             self._leave_by = time.monotonic() + LAST_STEPS
-            for r in self._ranks:
-                if r.control is not None:
-                    try:
-                        r.control.send_bytes(encode(Leave()))
-                    except OSError:
-                        pass  # it is dying, and its end is about to be seen
+            self._tell(Leave(), self._ranks)
+
+    def _tell(self, message: Message, ranks: list[_Process]) -> None:
+        for r in ranks:
+            if r.control is not None and r.may_be_told:
+                try:
+                    r.control.send_bytes(encode(message))
+                except OSError:
+                    pass  # it is dying, and its end is about to be seen
 
     def _read_output(self, r: _Process, all_of_it: bool = False) -> int:
         """Pass on what is there now, which may be nothing; returns the size of the last piece."""
@@ -263,9 +280,10 @@ class Agent:
                             pass  # it ended by itself in this moment
 
 
-def _send_start(control: Connection, data: bytes) -> None:
+def _send_start(r: _Process, control: Connection, data: bytes) -> None:
     try:
         control.send_bytes(data)
+        r.may_be_told = True
     except OSError:
         pass  # the rank died before it read its function; its end tells the story
 

@@ -10,8 +10,9 @@ import sysconfig
 from collections.abc import Sequence
 from typing import Any
 
-from ddpkit.errors import RankDied, RankError, RankFailed, RankFailure
-from ddpkit.messages import Ended, Failure
+from ddpkit.collectives import describe, first_difference
+from ddpkit.errors import RankDied, RankError, RankFailed, RankFailure, RanksStuck
+from ddpkit.messages import Ended, Failure, Stand
 from ddpkit.payload import unpack_value
 
 _FOLLOW_ON = re.compile(
@@ -48,16 +49,16 @@ def death_of(message: Ended) -> RankFailure:
         return RankFailure(message.rank, name, _SIGNALS.get(name, f"its process was ended by {name}"))
     if message.exitcode:
         return RankFailure(message.rank, f"exit status {message.exitcode}", "its process ended itself, without a value")
-    return RankFailure(
-        message.rank, "exit status 0", "its process ended itself before its function returned (os._exit?), so there is no value"
-    )
+    return RankFailure(message.rank, "exit status 0", "its process ended itself before its function returned (os._exit?), so there is no value")
 
 
 _SIGNALS = {
-    "SIGKILL": "its process was killed by SIGKILL (signal 9). Most often that is the system, because memory ran out: use fewer ranks or smaller batches",
+    "SIGKILL": "its process was killed by SIGKILL (signal 9). Most often that is the system, "
+    "because memory ran out: use fewer ranks or smaller batches",
     "SIGSEGV": "its process crashed with a segmentation fault (SIGSEGV, signal 11): an error in compiled code",
     "SIGABRT": "its process aborted (SIGABRT, signal 6): compiled code found an error that it could not go on from",
-    "SIGBUS": "its process crashed with a bus error (SIGBUS, signal 7). Most often shared memory (/dev/shm) is full: use num_workers=0 or smaller batches",
+    "SIGBUS": "its process crashed with a bus error (SIGBUS, signal 7). Most often shared memory (/dev/shm) is full: "
+    "use num_workers=0 or smaller batches",
     "SIGTERM": "its process was ended by SIGTERM (signal 15) from outside",
 }
 
@@ -87,6 +88,40 @@ def error_of(failures: Sequence[RankFailure], nprocs: int, output: Sequence[str]
         text.append(f"Its last words: {last}")
     kind = RankDied if died or first.kind == "SystemExit" else RankFailed
     return kind("\n".join(text), ordered, output)
+
+
+def stuck_of(stuck: Sequence[Stand], last: dict[int, Stand], returned: Sequence[int], name: str, output: Sequence[str]) -> RanksStuck:
+    """The exception for ranks that wait for ever: rank by rank where it waits, who never comes, and what would cure it."""
+    numbers = [stand.rank for stand in stuck]
+    text = [f"{_ranks(numbers)} wait{'s' * (len(numbers) == 1)} for ever: every rank waits for another or has ended."]
+    failures = []
+    for stand in stuck:
+        what = describe(stand.collective) if stand.collective else "init_process_group, for other ranks to come"
+        lines = _lines(stand.frames)
+        text += [f"rank {stand.rank} waits in {what}", *(f"  {line}" for line in lines)]
+        failures.append(RankFailure(stand.rank, "waits", what, tuple(lines)))
+    for rank in returned:
+        called = last[rank].called if rank in last else {}
+        groups = ", ".join(f"{count} in the {group}" for group, count in called.items())
+        text.append(f"rank {rank} has returned from {name}" + (f", after these collectives: {groups}" if groups else ""))
+    difference = first_difference(stuck)
+    if difference is not None:
+        one, other = difference
+        assert one.collective and other.collective
+        cure = (
+            f"The same call of the same group is {one.collective['op']} in rank {one.rank} and {other.collective['op']} in rank {other.rank}: "
+            "all ranks must call the same collectives in the same order."
+            if one.collective["op"] != other.collective["op"]
+            else "The same call has unlike tensors: shape and dtype must be equal in all ranks."
+        )
+    elif any(stand.collective is None for stand in stuck):
+        cure = "A group forms when WORLD_SIZE ranks have come, each with another RANK, to the same MASTER_ADDR and MASTER_PORT."
+    else:
+        cure = (
+            "Every rank must make the same calls, equally often. Look for a collective, a backward or a forward of the DDP model that only some "
+            "ranks reach: under `if rank == 0`, after a `break`, or in loops of unlike length (make them equal by a DistributedSampler, or use join)."
+        )
+    return RanksStuck("\n".join([*text, cure]), failures, output)
 
 
 def _ranks(numbers: Sequence[int]) -> str:

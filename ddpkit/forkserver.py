@@ -66,11 +66,11 @@ def _serve(notebook: socket.socket) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler, so that the end of a child wakes us by wakeup_fd
     while os.getppid() == parent:
         # The time limit is for the one case in which the line stays open without a notebook: a copy of the notebook's process holds it.
-        ready, _, _ = select.select([notebook, wake_reader], [], [], 2.0)
+        ready, _, _ = select.select([notebook.fileno(), wake_reader], [], [], 2.0)
         if wake_reader in ready:
             os.read(wake_reader, 4096)
         _reap()
-        if notebook in ready:
+        if notebook.fileno() in ready:
             data, descriptors, _, _ = socket.recv_fds(notebook, 1, 1)
             if not data:
                 return

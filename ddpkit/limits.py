@@ -30,7 +30,7 @@ def threads_per_rank(nprocs: int) -> int:
 
 def memory_available() -> int:
     """Bytes that new processes may take: what the machine has left, or what the control group has left where that is less."""
-    available = psutil.virtual_memory().available
+    available = int(psutil.virtual_memory().available)
     left = _cgroup_memory_left()
     return available if left is None else min(available, left)
 
@@ -46,7 +46,8 @@ def check_ranks(nprocs: int, start_method: str) -> None:
     if nprocs > fit:
         need, have = nprocs * RANK_MB[start_method], memory_available() >> 20
         raise ValueError(
-            f"{nprocs} ranks do not fit into memory: they need about {need:,} MB and {have:,} MB are available. At most {fit} fit here: use nprocs={max(1, fit)}."
+            f"{nprocs} ranks do not fit into memory: they need about {need:,} MB and {have:,} MB are available. "
+            f"At most {fit} fit here: use nprocs={max(1, fit)}."
         )
     limit = _hard_limit_of_files()
     if limit is not None and 64 + nprocs * FILES_PER_RANK > limit:

@@ -54,6 +54,11 @@ class Leave:
 
 
 @dataclass(frozen=True)
+class Ask:
+    """Agent to rank: where do you stand?"""
+
+
+@dataclass(frozen=True)
 class Started:
     """Agent to notebook: all ranks are started."""
 
@@ -100,6 +105,25 @@ class Failure:
 
 
 @dataclass(frozen=True)
+class Stand:
+    """Where a rank stands; its answer to `Ask`."""
+
+    rank: int
+    moment: float
+    """`time.monotonic()` of the answer."""
+    cpu: float
+    """Processor seconds that the process has used so far, all threads."""
+    waits: bool
+    """Its main thread waits for other ranks."""
+    collective: dict[str, Any] | None
+    """The collective that it waits in; None where it waits, but in none (in `init_process_group`)."""
+    frames: list[list[Any]]
+    """Where it waits: the user's own frames, as in `Failure`."""
+    called: dict[str, int]
+    """How many collectives it has called, by group."""
+
+
+@dataclass(frozen=True)
 class Ended:
     """Agent to notebook: a rank's process is gone, and this was the last to come from it."""
 
@@ -115,9 +139,9 @@ class Trouble:
     text: str
 
 
-Message = Start | Stop | Leave | Started | Output | Metrics | Value | Failure | Ended | Trouble
+Message = Start | Stop | Leave | Ask | Started | Output | Metrics | Value | Failure | Stand | Ended | Trouble
 _KINDS: dict[str, Callable[..., Message]] = {
-    kind.__name__: kind for kind in (Start, Stop, Leave, Started, Output, Metrics, Value, Failure, Ended, Trouble)
+    kind.__name__: kind for kind in (Start, Stop, Leave, Ask, Started, Output, Metrics, Value, Failure, Stand, Ended, Trouble)
 }
 
 

@@ -31,7 +31,7 @@ def log(**numbers: Any) -> None:
 def _plain(name: str, value: Any) -> float | int | str | bool | None:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
-    if getattr(value, "numel", None) is not None and value.numel() == 1 or getattr(value, "size", None) == 1:
+    if (getattr(value, "numel", None) is not None and value.numel() == 1) or getattr(value, "size", None) == 1:
         return value.item()  # type: ignore[no-any-return]
     shape = f" of shape {tuple(value.shape)}" if hasattr(value, "shape") else ""
     raise TypeError(f"ddpkit.log takes numbers, and {name} is a {type(value).__name__}{shape}: give one number, such as {name}.mean().")

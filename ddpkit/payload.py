@@ -144,7 +144,7 @@ def pickle_main_by_value() -> None:
             return cloudpickle.loads, (cloudpickle.dumps(obj),)
         return NotImplemented
 
-    ForkingPickler.reducer_override = reducer_override
+    ForkingPickler.reducer_override = reducer_override  # type: ignore[method-assign]
 
 
 def _name_of(fn: Any) -> str:

@@ -19,14 +19,17 @@ import threading
 import time
 import traceback
 import types
+from collections.abc import Iterable
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ddpkit import limits, payload, rendezvous
-from ddpkit.messages import Failure, Leave, Message, Metrics, Start, Value, decode, encode
+from ddpkit import collectives, limits, payload, rendezvous
+from ddpkit.messages import Ask, Failure, Leave, Message, Metrics, Start, Value, decode, encode
 
-OUR_FOLDER = os.path.dirname(__file__)
+OUR_FOLDER = os.path.dirname(__file__) + os.sep
+RECORD = "DDPKIT_RECORD"
+"""Environment variable: "0" keeps no record of collectives. Then ranks that stand still are noticed only after `timeout`."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +55,7 @@ class Rank:
         self._control = place.control
         self._lock = threading.Lock()
         self._may_leave = threading.Event()
+        self.record = collectives.Record()
 
     def send(self, message: Message) -> None:
         """Send to the notebook; from any thread."""
@@ -69,8 +73,11 @@ class Rank:
         def hear() -> None:
             try:
                 while True:
-                    if isinstance(decode(self._control.recv_bytes()), Leave):
+                    message = decode(self._control.recv_bytes())
+                    if isinstance(message, Leave):
                         self._may_leave.set()
+                    elif isinstance(message, Ask):
+                        self.send(self.record.stand(self.number, _own_frames))
             except (EOFError, OSError):
                 end_own_group()
 
@@ -96,6 +103,8 @@ def main(_index: int, place: Place) -> None:
         assert isinstance(start, Start)
         rank.listen()
         _look_spawned(place.rank, start, place.port)
+        if os.environ.get(RECORD) != "0":
+            rank.record.attach()
         stage = "unpickling the function"
         fn, args = payload.unpack_call(start.payload)
         stage = "running the function"
@@ -108,6 +117,7 @@ def main(_index: int, place: Place) -> None:
         moment = time.monotonic()
         _flush()
         rank.send(_failure(place.rank, stage, error, moment))
+    rank.send(rank.record.stand(rank.number, _own_frames))  # its last word on what it has called
     rank.wait_to_leave()
     _leave()
 
@@ -127,7 +137,7 @@ def _become_own_process(place: Place) -> None:
         os.dup2(output, stream)
     for name in ("stdout", "stderr"):
         # Lines go out as they are made: a rank may be killed at any moment, and its last words are wanted. What is no UTF-8 is escaped.
-        text = open(1 if name == "stdout" else 2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)
+        text = open(1 if name == "stdout" else 2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
         setattr(sys, name, text)
         setattr(sys, f"__{name}__", text)
     faulthandler.enable(2)
@@ -208,12 +218,19 @@ def _text(error: BaseException) -> str:
 
 
 def _frames(error: BaseException) -> list[list[Any]]:
-    """The frames of a traceback as [file, line, function, source], the kit's own left out."""
-    found = []
-    for frame in traceback.extract_tb(error.__traceback__):
-        if not frame.filename.startswith(OUR_FOLDER):
-            found.append([frame.filename, frame.lineno or 0, frame.name, frame.line or ""])
-    return found
+    return _plain(traceback.extract_tb(error.__traceback__))
+
+
+def _own_frames(frame: types.FrameType | None) -> list[list[Any]]:
+    """A stack that is still running, from the user's function on: what is above it is the kit's and multiprocessing's."""
+    stack = traceback.extract_stack(frame)
+    ours = [number for number, entry in enumerate(stack) if entry.filename == __file__]
+    return _plain(stack[ours[0] + 1 :] if ours else stack)
+
+
+def _plain(stack: Iterable[traceback.FrameSummary]) -> list[list[Any]]:
+    """Frames as [file, line, function, source], the kit's own left out."""
+    return [[f.filename, f.lineno or 0, f.name, f.line or ""] for f in stack if not f.filename.startswith(OUR_FOLDER)]
 
 
 def _flush() -> None:

@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ddpkit import errors, explain, limits, supervise
-from ddpkit.messages import Ended, Failure, Message, Metrics, Output, Start, Started, Trouble, Value
+from ddpkit.collectives import Standstill
+from ddpkit.messages import Ended, Failure, Message, Metrics, Output, Stand, Start, Started, Trouble, Value
 from ddpkit.payload import pack_call, unpack_value
 from ddpkit.transcript import Transcript
 
@@ -108,8 +109,10 @@ class Run:
         keep = min(KEEP_EACH, KEEP_IN_ALL // nprocs)
         self.transcripts = [Transcript(keep) for _ in range(nprocs)]
         self._shown = False
+        self._stopped = False
         self._returned: set[int] = set()
         self._failures: dict[int, errors.RankFailure] = {}
+        self._standstill = Standstill(nprocs)
 
     @property
     def output(self) -> list[str]:
@@ -139,7 +142,7 @@ class Run:
         from ddpkit import show
 
         began = time.monotonic()
-        trouble, started, stop_at = "", False, None
+        trouble, started, stop_at, error = "", False, None, None
         with show.watch(self) if view else show.nothing() as screen, supervise.Job(start) as job:
             for message in job.events():
                 now = time.monotonic()
@@ -149,24 +152,32 @@ class Run:
                     started = True
                 elif message is not None:
                     self._take(message, screen)
+                if not self._failures and stop_at is None and (stuck := self._standstill.stuck(self._returned)):
+                    error = explain.stuck_of(stuck, self._standstill.last(), sorted(self._returned), self.name, self.output)
+                    stop_at = now
                 if self._failures and stop_at is None:
                     stop_at = now + GRACE
                 if stop_at is not None and (now >= stop_at or len(self._failures) == self.nprocs):
                     stop_at = float("inf")
+                    self._stopped = True
                     job.stop()
                 screen.update(self)
             for rank, transcript in enumerate(self.transcripts):
                 screen.lines(rank, transcript.end())
             self.seconds = time.monotonic() - began
             self._shown = view
-            if not self._failures and len(self._returned) < self.nprocs:
+            if error is None and not self._failures and len(self._returned) < self.nprocs:
                 reason = trouble or job.why_gone() or "the agent, which starts and watches the ranks, is gone without a word (was it killed?)."
                 what = "The ranks were lost while they ran" if started else "The ranks could not be started"
                 raise errors.LaunchFailed(f"{what}: {reason}", (), self.output)
+        if error is not None:
+            raise error
         if self._failures:
             raise explain.error_of(list(self._failures.values()), self.nprocs, self.output)
 
     def _take(self, message: Message, screen: Any) -> None:
+        if isinstance(message, (Value, Failure, Ended)):
+            self._standstill.moved()
         if isinstance(message, Output):
             screen.lines(message.rank, self.transcripts[message.rank].feed(message.payload))
         elif isinstance(message, Metrics):
@@ -180,9 +191,11 @@ class Run:
                 self._failures[message.rank] = errors.RankFailure(message.rank, type(error).__name__, text, cause=error)
         elif isinstance(message, Failure):
             self._failures[message.rank] = explain.failure_of(message)
+        elif isinstance(message, Stand):
+            self._standstill.hear(message)
         elif isinstance(message, Ended):
             # Ranks that we ended ourselves, because another had failed, are no failures of their own.
-            if message.rank not in self._returned | self._failures.keys() and not self._failures:
+            if not self._stopped and message.rank not in self._returned | self._failures.keys():
                 self._failures[message.rank] = explain.death_of(message)
 
 
@@ -239,7 +252,9 @@ def _check_env(env: object) -> dict[str, str]:
                 f"environment variables are strings: env has {name!r}: {value!r}, and {wrong!r} is a {type(wrong).__name__}. Write {str(wrong)!r}."
             )
         if not name or "=" in name or "\0" in name + value:
-            raise ValueError(f"env has {name!r}: {value!r}, which no environment can hold: names are not empty, without '=', and nothing has a zero byte.")
+            raise ValueError(
+                f"env has {name!r}: {value!r}, which no environment can hold: names are not empty, without '=', and nothing has a zero byte."
+            )
     return dict(env)
 
 

@@ -41,7 +41,7 @@ class Forkserver:
         self._owner = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._line: socket.socket | None = None
-        self._errors: IO[bytes] | None = None
+        self._errors: IO[Any] | None = None
 
     def warm(self) -> None:
         """Start the forkserver if it does not run. Returns at once; it loads torch meanwhile."""
@@ -99,7 +99,7 @@ class Forkserver:
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-c", _RUN_FORKSERVER, json.dumps(sys.path)],
-                stdin=theirs,
+                stdin=theirs.fileno(),
                 stdout=self._errors,
                 stderr=self._errors,
                 env=environment,

@@ -10,10 +10,10 @@ MAX_LINE = 1 << 16
 
 
 class Transcript:
-    """Collects a rank's output.
+    r"""Collects a rank's output.
 
     A carriage return starts the line over, as in a terminal: a progress bar is one line that changes. Bytes that are no UTF-8 are shown as
-    `\\xff`. Of more than `limit` characters, the first half and the last half of that are kept, and a line says how much is left out.
+    `\xff`. Of more than `limit` characters, the first half and the last half of that are kept, and a line says how much is left out.
     """
 
     def __init__(self, limit: int) -> None:
@@ -57,7 +57,7 @@ class Transcript:
         return finished
 
     def _write(self, piece: str) -> None:
-        """Write within a line. A return takes effect with the next character: "\\r\\n" ends a line and does not empty it."""
+        r"""Write within a line. A return takes effect with the next character: "\r\n" ends a line and does not empty it."""
         if not piece:
             return
         before, returned, last = piece.rstrip("\r").rpartition("\r")
@@ -92,9 +92,7 @@ class Transcript:
         """All lines that are kept, the unfinished one included."""
         left_out = []
         if self.dropped_lines:
-            left_out = [
-                f"… {self.dropped_lines:,} lines ({self.dropped_characters:,} characters) left out: more than ddpkit keeps of one rank …"
-            ]
+            left_out = [f"… {self.dropped_lines:,} lines ({self.dropped_characters:,} characters) left out: more than ddpkit keeps of one rank …"]
         return [*self._head, *left_out, *self._tail, *([self._line] if self._line else [])]
 
     @property

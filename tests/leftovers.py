@@ -33,7 +33,10 @@ def snapshot() -> dict[str, object]:
         "threads": threading.active_count(),
         "descriptors": psutil.Process().num_fds(),
         "listening": sorted(
-            c.laddr.port for p in [psutil.Process(), *psutil.Process().children(recursive=True)] for c in _connections(p) if c.status == psutil.CONN_LISTEN
+            c.laddr.port
+            for p in [psutil.Process(), *psutil.Process().children(recursive=True)]
+            for c in _connections(p)
+            if c.status == psutil.CONN_LISTEN
         ),
         "shared memory": sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else [],
         "temporary files": sorted(p.name for p in temp.iterdir() if p.name.startswith(("ddpkit", "pytorch-errorfile", "pymp-"))),

@@ -70,7 +70,8 @@ def bundle_of(run: Run) -> dict[str, str]:
     """A run for Jupyter."""
     rows = "".join(
         f'<tr><th style="text-align:left;padding:1px .8em 1px 0"><span style="background:{rank_colour(rank)};color:#ffffff;padding:0 .6em;'
-        f'border-radius:2px;font-weight:normal">rank {rank}</span></th><td style="text-align:left"><code>{html.escape(_short(value))}</code></td></tr>'
+        f'border-radius:2px;font-weight:normal">rank {rank}</span></th><td style="text-align:left">'
+        f"<code>{html.escape(_short(value))}</code></td></tr>"
         for rank, value in enumerate(run.values)
         if any(v is not None for v in run.values)
     )

@@ -121,16 +121,20 @@ assert type(loaded["model"]) is Model and type(loaded["config"]) is Config
 @pytest.mark.parametrize("method", METHODS)
 def test_a_failure_shows_the_cells_lines_and_no_frames_of_the_kit(kernel, method):
     kernel.check("import ddpkit")
-    number = kernel.check("def inner(batch):\n    return batch['missing']\n\ndef train(rank):\n    if rank == 1:\n        inner({})\n    return rank").number
+    number = kernel.check(
+        "def inner(batch):\n    return batch['missing']\n\ndef train(rank):\n    if rank == 1:\n        inner({})\n    return rank"
+    ).number
     cell = kernel.run(f"ddpkit.spawn(train, start_method={method!r})")
     assert cell.error == "RankFailed"
-    assert cell.evalue == "\n".join([
-        "rank 1 of 2 failed: KeyError: 'missing'",
-        f"  Cell In[{number}], line 6, in train",
-        "      inner({})",
-        f"  Cell In[{number}], line 2, in inner",
-        "      return batch['missing']",
-    ])
+    assert cell.evalue == "\n".join(
+        [
+            "rank 1 of 2 failed: KeyError: 'missing'",
+            f"  Cell In[{number}], line 6, in train",
+            "      inner({})",
+            f"  Cell In[{number}], line 2, in inner",
+            "      return batch['missing']",
+        ]
+    )
     assert cell.traceback == "RankFailed: " + cell.evalue
     kernel.check("assert ddpkit.spawn(lambda rank: rank).values == [0, 1]")
 

@@ -157,5 +157,5 @@ def test_nccl_wants_a_gpu_for_each_rank(monkeypatch):
     rendezvous.check_backend("gloo", lambda: 0)
     with pytest.raises(ValueError, match=r'2 ranks and 1 GPU. Use backend "gloo", or 1 rank'):
         rendezvous.check_backend("nccl", lambda: 1)
-    with pytest.raises(ValueError, match='2 ranks and no GPUs. Use backend "gloo"'):
+    with pytest.raises(ValueError, match=r'2 ranks and no GPUs. Use backend "gloo"'):
         rendezvous.check_backend("nccl", lambda: 0)

@@ -1,0 +1,214 @@
+"""The record of collectives: what each rank called, in which order, and who waits for whom.
+
+In a rank, a `Record` hears of every collective through hooks that torch calls at C++ level, so DDP's own all-reduces are in it. When the
+agent asks (once a second), it says where the rank stands. In the notebook, `Standstill` puts the answers of all ranks together.
+
+A rank *stands still* when its main thread is inside a collective, or inside `init_process_group`, and the process has used no processor time
+since it was last asked. Ranks that compute, sleep, read a disk or wait for a download are not in a collective. Ranks that exchange data use
+the processor. When every rank stands still or has ended, nothing can move any more, and no time limit needs to be waited for.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddpkit.messages import Stand
+
+KEPT = 2000
+"""Collectives of a rank that are remembered, the newest: as many as torch's flight recorder keeps by default."""
+PATIENCE = 2.5
+"""Seconds of standing still, seen at several looks, after which ranks are stuck. Long enough for a machine that swaps or is very busy: there,
+ranks still use the processor from one look to the next."""
+IDLE = 0.1
+"""The part of a core that a process may use and still stand still. The kit's own look costs about a thousandth."""
+
+_WAITS_IN = ("distributed/distributed_c10d.py", "distributed/rendezvous.py", "distributed/utils.py", "nn/parallel/distributed.py")
+"""Files of torch in which a rank that does not compute waits for other ranks (at C++ level, below Python)."""
+_ENGINE = "autograd/graph.py"
+_POINT_TO_POINT = ("send", "recv")
+
+
+@dataclass
+class _Group:
+    """What is known of one process group in this rank."""
+
+    name: str
+    ranks: list[int]
+    called: int = 0
+
+
+class Record:
+    """The collectives of this rank, newest last."""
+
+    def __init__(self) -> None:
+        self.entries: deque[dict[str, Any]] = deque(maxlen=KEPT)
+        self._groups: list[_Group] = []
+        self._last_work: Any = None
+        self._waiting = 0
+
+    def attach(self) -> None:
+        """Follow the groups that this process makes from now on. Does nothing with a torch that lacks the hooks."""
+        import torch.distributed as dist
+
+        if not hasattr(dist.ProcessGroup, "register_pre_hook"):
+            return
+        self._follow_new_groups(dist)
+        work = torch_work()
+        original = work.wait
+
+        def wait(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is not threading.main_thread():
+                return original(this, *args, **kwargs)
+            self._waiting += 1
+            try:
+                return original(this, *args, **kwargs)
+            finally:
+                self._waiting -= 1
+
+        work.wait = wait
+
+    def _follow_new_groups(self, dist: Any) -> None:
+        c10d = dist.distributed_c10d
+        make = c10d._new_process_group_helper  # where all ways of making a group meet: init_process_group, new_group, DeviceMesh
+
+        def helper(*args: Any, **kwargs: Any) -> Any:
+            group, store = make(*args, **kwargs)
+            if isinstance(group, dist.ProcessGroup):
+                self.follow(group, list(args[2]) if len(args) > 2 and args[2] else list(range(group.size())), bool(self._groups))
+            return group, store
+
+        c10d._new_process_group_helper = helper
+
+    def follow(self, group: Any, ranks: list[int], subgroup: bool) -> None:
+        """Note what is called on a group."""
+        known = _Group(f"group of ranks {', '.join(map(str, ranks))}" if subgroup else "default group", ranks)
+        self._groups.append(known)
+
+        def before(call: Any) -> None:
+            name = call.name.name.lower()
+            if name not in _POINT_TO_POINT:
+                known.called += 1
+            inputs, outputs = call.input_tensors, call.output_tensors
+            self.entries.append({
+                "group": known.name,
+                "number": 0 if name in _POINT_TO_POINT else known.called,
+                "op": _OPS.get(name, name),
+                "root": call.root,
+                "dtype": str(inputs[0].dtype)[6:] if inputs else str(outputs[0].dtype)[6:] if outputs else "",
+                "shapes": [list(t.shape) for t in inputs] or [list(t.shape) for t in outputs],
+                "bytes": sum(t.nbytes for t in inputs),
+                "start": time.monotonic(),
+            })  # fmt: skip
+
+        def after(call: Any) -> None:
+            self._last_work = call.work
+
+        number = len(self._groups)  # hooks are told apart by a number of our choice
+        group.register_pre_hook(number, before)
+        group.register_post_hook(number, after)
+
+    def stand(self, rank: int, own_frames: Any) -> Stand:
+        """Where this rank stands now; from any thread. `own_frames` makes the user's frames of a stack."""
+        frame = sys._current_frames().get(threading.main_thread().ident or 0)
+        file = frame.f_code.co_filename.replace("\\", "/") if frame is not None else ""
+        unfinished = self._last_work is not None and not self._last_work.is_completed()
+        waits = bool(self._waiting) or file.endswith(_WAITS_IN) or (file.endswith(_ENGINE) and unfinished)
+        where = own_frames(frame) if waits else []
+        collective = dict(self.entries[-1]) if waits and self.entries and (self._waiting or unfinished) else None
+        called = {g.name: g.called for g in self._groups}
+        return Stand(rank, time.monotonic(), time.process_time(), waits, collective, where, called)
+
+
+_OPS = {
+    "allreduce": "all_reduce", "allgather": "all_gather", "reduce_scatter": "reduce_scatter", "alltoall": "all_to_all",
+}  # fmt: skip
+"""torch's Python names, where its C++ names differ."""
+
+
+def torch_work() -> Any:
+    """torch's class of handles of running collectives."""
+    from torch._C import _distributed_c10d
+
+    return _distributed_c10d.Work
+
+
+def describe(collective: dict[str, Any]) -> str:
+    """A collective in a few words: `all_reduce (float32 [3], number 2 of the default group)`."""
+    shapes = ", ".join(str(shape) for shape in collective["shapes"][:3]) + (", …" if len(collective["shapes"]) > 3 else "")
+    tensors = f"{collective['dtype']} {shapes}, " if shapes else ""
+    if collective["op"] in _POINT_TO_POINT:
+        return f"{collective['op']} ({tensors}{'to' if collective['op'] == 'send' else 'from'} rank {collective['root']})"
+    root = f"from rank {collective['root']}, " if collective["op"] == "broadcast" else ""
+    return f"{collective['op']} ({tensors}{root}number {collective['number']} of the {collective['group']})"
+
+
+def signature(collective: dict[str, Any]) -> tuple[Any, ...]:
+    """What must be equal in all ranks of a group for their call number N."""
+    return (collective["op"], collective["root"], collective["dtype"], repr(collective["shapes"]))
+
+
+class Standstill:
+    """In the notebook: the ranks' answers put together."""
+
+    def __init__(self, nprocs: int) -> None:
+        self._nprocs = nprocs
+        self._last: dict[int, Stand] = {}
+        self._before: dict[int, Stand] = {}
+        self._since: dict[int, float] = {}
+        """Since when each rank has stood still, by the ranks' clock."""
+
+    def hear(self, stand: Stand) -> None:
+        """Take a rank's answer."""
+        before = self._before.get(stand.rank)
+        self._before[stand.rank] = self._last[stand.rank] = stand
+        if before is None or not _still(before, stand):
+            self._since.pop(stand.rank, None)
+        else:
+            self._since.setdefault(stand.rank, before.moment)
+
+    def moved(self) -> None:
+        """Something has happened (a rank has returned): what the others answered before that says nothing any more."""
+        self._before.clear()
+        self._since.clear()
+
+    def stuck(self, ended: Iterable[int]) -> list[Stand]:
+        """The ranks that wait for ever, in order; empty while anything may still move. `ended`: the ranks that have returned or are gone."""
+        gone = set(ended)
+        waiting = [rank for rank in range(self._nprocs) if rank not in gone]
+        if not waiting or any(rank not in self._since for rank in waiting):
+            return []
+        if min(self._last[rank].moment - self._since[rank] for rank in waiting) < PATIENCE:
+            return []
+        return [self._last[rank] for rank in waiting]
+
+    def last(self) -> dict[int, Stand]:
+        """Each rank's newest answer."""
+        return dict(self._last)
+
+
+def _still(before: Stand, now: Stand) -> bool:
+    """Nothing has moved from one answer to the next."""
+    if not (before.waits and now.waits):
+        return False
+    same = before.called == now.called and before.frames == now.frames
+    return same and now.cpu - before.cpu < IDLE * max(now.moment - before.moment, 0.001)
+
+
+def first_difference(stands: Sequence[Stand]) -> tuple[Stand, Stand] | None:
+    """Two ranks that are in the same call of the same group with unlike operations or tensors, if there are."""
+    for one in stands:
+        for other in stands:
+            if (
+                one.collective and other.collective and one.rank < other.rank
+                and one.collective["group"] == other.collective["group"]
+                and one.collective["number"] == other.collective["number"] != 0
+                and signature(one.collective) != signature(other.collective)
+            ):  # fmt: skip
+                return one, other
+    return None
