@@ -53,11 +53,12 @@ class Record:
         self._waiting = 0
 
     def attach(self) -> None:
-        """Follow the groups that this process makes from now on. Does nothing with a torch that lacks the hooks."""
+        """Follow the groups that this process makes from now on.
+
+        With an older torch, which lacks the hooks, what a rank waits in is still known by the name of the function, and nothing else is.
+        """
         import torch.distributed as dist
 
-        if not hasattr(dist.ProcessGroup, "register_pre_hook"):
-            return
         self._follow_new_groups(dist)
         work = torch_work()
         original = work.wait
@@ -79,7 +80,7 @@ class Record:
 
         def helper(*args: Any, **kwargs: Any) -> Any:
             group, store = make(*args, **kwargs)
-            if isinstance(group, dist.ProcessGroup):
+            if hasattr(group, "register_pre_hook"):
                 self.follow(group, list(args[2]) if len(args) > 2 and args[2] else list(range(group.size())), bool(self._groups))
             return group, store
 
@@ -120,9 +121,18 @@ class Record:
         unfinished = self._last_work is not None and not self._last_work.is_completed()
         waits = bool(self._waiting) or file.endswith(_WAITS_IN) or (file.endswith(_ENGINE) and unfinished)
         where = own_frames(frame) if waits else []
-        collective = dict(self.entries[-1]) if waits and self.entries and (self._waiting or unfinished) else None
+        collective = None
+        if waits and not any(entry[2] == "init_process_group" for entry in where):
+            known = self.entries and (self._waiting or unfinished)
+            collective = dict(self.entries[-1]) if known else {"op": _called_function(where), "number": 0, "group": ""}
         called = {g.name: g.called for g in self._groups}
         return Stand(rank, time.monotonic(), time.process_time(), waits, collective, where, called)
+
+
+def _called_function(frames: list[list[Any]]) -> str:
+    """What the user called: the first function of torch's own in a stack."""
+    names = [name for file, _, name, _ in frames if "/torch/" in file.replace("\\", "/") and name != "wrapper" and name[0] != "_"]
+    return names[0] if names else "a collective"
 
 
 _OPS = {
@@ -140,6 +150,8 @@ def torch_work() -> Any:
 
 def describe(collective: dict[str, Any]) -> str:
     """A collective in a few words: `all_reduce (float32 [3], number 2 of the default group)`."""
+    if "dtype" not in collective:
+        return str(collective["op"])
     shapes = ", ".join(str(shape) for shape in collective["shapes"][:3]) + (", …" if len(collective["shapes"]) > 3 else "")
     tensors = f"{collective['dtype']} {shapes}, " if shapes else ""
     if collective["op"] in _POINT_TO_POINT:

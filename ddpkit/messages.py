@@ -116,7 +116,7 @@ class Stand:
     waits: bool
     """Its main thread waits for other ranks."""
     collective: dict[str, Any] | None
-    """The collective that it waits in; None where it waits, but in none (in `init_process_group`)."""
+    """The collective that it waits in; None where it waits in `init_process_group`. Without torch's hooks only its `op` is known."""
     frames: list[list[Any]]
     """Where it waits: the user's own frames, as in `Failure`."""
     called: dict[str, int]

@@ -10,6 +10,8 @@ As under torchrun, the store is not hosted by rank 0 but by the process that sta
 
 from __future__ import annotations
 
+import inspect
+import itertools
 import os
 import socket
 import sys
@@ -82,6 +84,8 @@ def prepare_init(timeout: float) -> None:
 
     kits_own = tuple(os.environ.get(name) for name in OWN_STORE)
     original = dist.init_process_group
+    signature = inspect.signature(original)
+    times = itertools.count()
 
     @wraps(original)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
@@ -90,17 +94,20 @@ def prepare_init(timeout: float) -> None:
                 "init_process_group was called twice: this rank has a default process group already. "
                 "Call dist.destroy_process_group() before making another one."
             )
-        url = args[1] if len(args) > 1 else kwargs.get("init_method")
-        store = kwargs.get("store")
-        if store is None and url in (None, "env://"):
-            world_size, rank = kwargs.get("world_size", -1), kwargs.get("rank", -1)
+        given = signature.bind(*args, **kwargs).arguments
+        check_backend(given.get("backend"))
+        given.setdefault("timeout", timedelta(seconds=timeout))
+        if given.get("store") is None and given.get("init_method") in (None, "env://"):
+            rank, world_size = given.get("rank", -1), given.get("world_size", -1)
             check_environment(os.environ, needs_rank=rank < 0, needs_world_size=world_size < 0)
-        check_backend(args[0] if args else kwargs.get("backend"))
-        # A script may set MASTER_ADDR and MASTER_PORT itself, as most tutorials do. Then nobody hosts a store there yet: rank 0 must.
-        if tuple(os.environ.get(name) for name in OWN_STORE) != kits_own:
-            os.environ.pop(_AGENT_STORE, None)
-        kwargs.setdefault("timeout", timedelta(seconds=timeout))
-        return original(*args, **kwargs)
+            # A script may set MASTER_ADDR and MASTER_PORT itself, as most tutorials do. Then nobody hosts a store there yet: rank 0 must.
+            if tuple(os.environ.get(name) for name in OWN_STORE) != kits_own:
+                os.environ.pop(_AGENT_STORE, None)
+            elif time := next(times):
+                # The agent's store still holds where the ranks listened for the last group: look in a part of it that is new.
+                store, rank, world_size = next(dist.rendezvous("env://", rank, world_size, timeout=given["timeout"]))
+                given |= {"store": dist.PrefixStore(f"again_{time}", store), "rank": rank, "world_size": world_size, "init_method": None}
+        return original(**given)
 
     # Both names: `from torch.distributed import init_process_group` in a cell is pickled as a name of the module that defines it.
     dist.init_process_group = init_process_group
