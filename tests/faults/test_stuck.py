@@ -164,9 +164,7 @@ def test_without_a_record_the_function_is_named(start_method):
         import torch.distributed as dist
 
         del dist.ProcessGroup.register_pre_hook  # as in an older torch
-        from ddpkit import collectives, rank as this_process
 
-        this_process.current.record = collectives.Record()
         dist.init_process_group("gloo")
         if rank == 0:
             dist.barrier()
