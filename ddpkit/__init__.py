@@ -10,6 +10,9 @@ from __future__ import annotations
 
 import os as _os
 
+from ddpkit.course.checks import check, hint, solution
+from ddpkit.course.predict import predict
+from ddpkit.doctor import doctor
 from ddpkit.errors import LaunchFailed, RankDied, RankError, RankFailed, RanksStuck
 from ddpkit.metrics import log
 from ddpkit.payload import NotPicklable
@@ -17,7 +20,22 @@ from ddpkit.spawn import Run, spawn
 from ddpkit.supervise import INSIDE as _INSIDE
 from ddpkit.supervise import forkserver as _forkserver
 
-__all__ = ["LaunchFailed", "NotPicklable", "RankDied", "RankError", "RankFailed", "RanksStuck", "Run", "log", "spawn"]
+__all__ = [
+    "LaunchFailed",
+    "NotPicklable",
+    "RankDied",
+    "RankError",
+    "RankFailed",
+    "RanksStuck",
+    "Run",
+    "check",
+    "doctor",
+    "hint",
+    "log",
+    "predict",
+    "solution",
+    "spawn",
+]
 __version__ = "0.1.0"
 
 

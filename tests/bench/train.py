@@ -1,0 +1,88 @@
+"""Step time and epoch time of the MNIST lesson: from a cell of a real notebook kernel that shows the output live, and under torchrun."""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ddpkit.data import mnist_root
+from tests.bench import lesson, machine
+from tests.kernels import Kernel
+
+SECONDS = 300
+"""Of one training, more than enough."""
+
+
+def measure(ranks: list[int], rounds: int) -> list[dict[str, Any]]:
+    """Measure and print, the two by turns; returns one row for each number of ranks."""
+    root, rows = mnist_root(), []
+    os.environ.update(machine.ENVIRONMENT)
+    for nprocs in ranks:
+        print(f"\n{nprocs} ranks, {lesson.EPOCHS} epochs, {rounds} rounds by turns (median of a step in ms / of an epoch in s)", flush=True)
+        with Kernel() as kernel:
+            kernel.check("import ddpkit\nfrom tests.bench.lesson import train")
+            ways: dict[str, Callable[[str], None]] = {
+                "ddpkit.spawn": lambda out: _in_a_cell(kernel, nprocs, root, out),  # noqa: B023 (called within this turn)
+                "torchrun": lambda out: _torchrun(nprocs, root, out),  # noqa: B023
+            }
+            seen: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
+            for number in range(rounds):
+                # Each begins every other round: a machine that slows down or speeds up favours neither.
+                for name in list(ways)[:: 1 if number % 2 == 0 else -1]:
+                    with tempfile.TemporaryDirectory() as out:
+                        ways[name](out)
+                        seen[name].append(_figures(out, nprocs))
+                last = [seen[name][-1] for name in ways]
+                if last[0]["losses"] != last[1]["losses"]:
+                    raise RuntimeError("the two did not train the same: their losses differ")
+                if last[0]["threads"] != last[1]["threads"]:
+                    raise RuntimeError(f"the two did not have the same number of threads: {last[0]['threads']} and {last[1]['threads']}")
+                print(f"round {number + 1}   " + "   ".join(f"{name} {_of(seen[name][-1:])}" for name in ways), flush=True)
+        row: dict[str, Any] = {"ranks": nprocs, "rounds": rounds}
+        for name in ways:
+            row[name] = {what: statistics.median(v for figures in seen[name] for v in figures[what]) for what in ("steps", "epochs")}
+            print(f"all       {name} {_of(seen[name])}")
+        for what in ("steps", "epochs"):
+            row[f"throughput_by_{what}"] = row["torchrun"][what] / row["ddpkit.spawn"][what]
+        print(
+            f"ddpkit.spawn has {row['throughput_by_steps']:.3f} of torchrun's throughput by the median step, "
+            f"{row['throughput_by_epochs']:.3f} by the median epoch (1 is equal, more is faster)",
+            flush=True,
+        )
+        rows.append(row)
+    return rows
+
+
+def _in_a_cell(kernel: Kernel, nprocs: int, root: str, out: str) -> None:
+    # allow_stdin is how a kernel knows that a person watches: the output is then drawn while the ranks train.
+    cell = kernel.check(f"ddpkit.spawn(train, ({root!r}, {out!r}), {nprocs}).seconds", allow_stdin=True, timeout=SECONDS)
+    if not cell.updates:
+        raise RuntimeError("the output was not shown live")
+
+
+def _torchrun(nprocs: int, root: str, out: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nprocs}"]
+    machine.run([*command, lesson.__file__, root, out], SECONDS)
+
+
+def _figures(out: str, nprocs: int) -> dict[str, Any]:
+    """Seconds of each step and of each epoch of all ranks; the first epoch's first step, which loads code, is in neither."""
+    ranks = [json.loads(Path(out, f"{rank}.json").read_text()) for rank in range(nprocs)]
+    epochs = [moments[1:] for rank in ranks for moments in rank["epochs"]]
+    return {
+        "steps": [after - before for moments in epochs for before, after in zip(moments, moments[1:])],
+        "epochs": [moments[-1] - moments[0] for moments in epochs],
+        "losses": [rank["losses"] for rank in ranks],
+        "threads": ranks[0]["threads"],
+    }
+
+
+def _of(figures: list[dict[str, Any]]) -> str:
+    step, epoch = (statistics.median(v for one in figures for v in one[what]) for what in ("steps", "epochs"))
+    return f"{1000 * step:6.2f} ms / {epoch:5.2f} s"
