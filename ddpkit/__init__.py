@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os as _os
 
+from ddpkit import explore
 from ddpkit.course.checks import check, hint, solution
 from ddpkit.course.predict import predict
 from ddpkit.doctor import doctor
@@ -30,6 +31,7 @@ __all__ = [
     "Run",
     "check",
     "doctor",
+    "explore",
     "hint",
     "log",
     "predict",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,7 +36,10 @@ class RankError(RuntimeError):
     """
 
     def __init__(self, message: str, failures: Sequence[RankFailure] = (), output: Sequence[str] = ()) -> None:
-        super().__init__(message)
+        # A cell's number changes with every run of it. It helps whoever looks at the notebook now, and has no place in a text that is kept and
+        # compared.
+        super().__init__(re.sub(r"\bCell In\[\d+\]", "Cell", message))
+        self._report = message
         self.failures = tuple(failures)
         self.output = tuple(output)
 
@@ -49,7 +53,7 @@ class RankError(RuntimeError):
 
     def _render_traceback_(self, *_: Any, **__: Any) -> list[str]:
         """IPython shows this in place of a traceback: the report alone, without the frames of the kit."""
-        return [f"{type(self).__name__}: {line}" if number == 0 else line for number, line in enumerate(str(self).splitlines())]
+        return [f"{type(self).__name__}: {line}" if number == 0 else line for number, line in enumerate(self._report.splitlines())]
 
 
 class RankFailed(RankError):

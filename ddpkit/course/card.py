@@ -42,12 +42,17 @@ def view_of(widget: Any) -> dict[str, Any]:
 
 def show(text: str, page: str, make_widget: Callable[[], Any] | None = None) -> None:
     """Display `text` and `page` (the same as HTML), and for a person the widget instead. Print `text` where there is no IPython."""
-    if "IPython" not in sys.modules or sys.modules["IPython"].get_ipython() is None:
-        print(text)
-        return
-    from IPython.display import display
-
     bundle: dict[str, Any] = {"text/plain": text, "text/html": page}
     if make_widget is not None and somebody_watches():
         bundle.update(view_of(make_widget()))
+    display_bundle(bundle)
+
+
+def display_bundle(bundle: dict[str, Any]) -> None:
+    """Display what has several forms; print its text where there is no IPython."""
+    if "IPython" not in sys.modules or sys.modules["IPython"].get_ipython() is None:
+        print(bundle["text/plain"])
+        return
+    from IPython.display import display
+
     display(bundle, raw=True)

@@ -36,7 +36,7 @@ def mp_spawn(nprocs: int, out: str, memory: bool) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    mp.spawn(job.numbered_without_environment, (nprocs, port, out, os.getpid(), memory), nprocs)
+    mp.spawn(job.numbered_without_environment, (nprocs, port, out, os.getpid(), memory), nprocs)  # type: ignore[attr-defined, no-untyped-call]
 
 
 def torchrun(nprocs: int, out: str, memory: bool) -> None:

@@ -19,10 +19,11 @@ ENVIRONMENT = {"OMP_NUM_THREADS": "1"}
 
 
 def about() -> dict[str, str]:
-    """The machine and the versions, as text by name."""
+    """The machine, what else it does at the moment, and the versions, as text by name."""
     models = [line.partition(":")[2].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if line.startswith("model name")]
     return {
         "machine": f"{limits.cores()} cores ({models[0] if models else platform.machine()}), {psutil.virtual_memory().total / 2**30:.0f} GB memory",
+        "busy before the start": f"{psutil.cpu_percent(1.0):.0f} % of the cores (figures of a busy machine say little)",
         "versions": f"Python {platform.python_version()}, torch {version('torch')}, ddpkit {version('ddpkit')}, Linux {platform.release()}",
     }
 

@@ -8,6 +8,7 @@ import statistics
 import sys
 import tempfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,15 @@ def measure(ranks: list[int], rounds: int) -> list[dict[str, Any]]:
     root, rows = mnist_root(), []
     os.environ.update(machine.ENVIRONMENT)
     for nprocs in ranks:
-        print(f"\n{nprocs} ranks, {lesson.EPOCHS} epochs, {rounds} rounds by turns (median of a step in ms / of an epoch in s)", flush=True)
+        print(
+            f"\n{nprocs} ranks, {lesson.EPOCHS} epochs, {rounds} rounds by turns (medians: ms a step / s an epoch / s of processor time an epoch)",
+            flush=True,
+        )
         with Kernel() as kernel:
             kernel.check("import ddpkit\nfrom tests.bench.lesson import train")
             ways: dict[str, Callable[[str], None]] = {
-                "ddpkit.spawn": lambda out: _in_a_cell(kernel, nprocs, root, out),  # noqa: B023 (called within this turn)
-                "torchrun": lambda out: _torchrun(nprocs, root, out),  # noqa: B023
+                "ddpkit.spawn": lambda out: _in_a_cell(kernel, nprocs, root, out),
+                "torchrun": lambda out: _torchrun(nprocs, root, out),
             }
             seen: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
             for number in range(rounds):
@@ -46,13 +50,14 @@ def measure(ranks: list[int], rounds: int) -> list[dict[str, Any]]:
                 print(f"round {number + 1}   " + "   ".join(f"{name} {_of(seen[name][-1:])}" for name in ways), flush=True)
         row: dict[str, Any] = {"ranks": nprocs, "rounds": rounds}
         for name in ways:
-            row[name] = {what: statistics.median(v for figures in seen[name] for v in figures[what]) for what in ("steps", "epochs")}
+            row[name] = {what: statistics.median(v for figures in seen[name] for v in figures[what]) for what in ("steps", "epochs", "cpu")}
             print(f"all       {name} {_of(seen[name])}")
-        for what in ("steps", "epochs"):
+        for what in ("steps", "epochs", "cpu"):
             row[f"throughput_by_{what}"] = row["torchrun"][what] / row["ddpkit.spawn"][what]
         print(
             f"ddpkit.spawn has {row['throughput_by_steps']:.3f} of torchrun's throughput by the median step, "
-            f"{row['throughput_by_epochs']:.3f} by the median epoch (1 is equal, more is faster)",
+            f"{row['throughput_by_epochs']:.3f} by the median epoch, {row['throughput_by_cpu']:.3f} by the ranks' processor time "
+            "(1 is equal, more is faster)",
             flush=True,
         )
         rows.append(row)
@@ -72,17 +77,18 @@ def _torchrun(nprocs: int, root: str, out: str) -> None:
 
 
 def _figures(out: str, nprocs: int) -> dict[str, Any]:
-    """Seconds of each step and of each epoch of all ranks; the first epoch's first step, which loads code, is in neither."""
+    """Seconds of each step and of each epoch of all ranks, and of processor time; the first epoch's first step, which loads code, is in neither."""
     ranks = [json.loads(Path(out, f"{rank}.json").read_text()) for rank in range(nprocs)]
     epochs = [moments[1:] for rank in ranks for moments in rank["epochs"]]
     return {
-        "steps": [after - before for moments in epochs for before, after in zip(moments, moments[1:])],
+        "steps": [after - before for moments in epochs for before, after in pairwise(moments)],
         "epochs": [moments[-1] - moments[0] for moments in epochs],
+        "cpu": [used for rank in ranks for used in rank["cpu"]],  # hardly changed by what else the machine does
         "losses": [rank["losses"] for rank in ranks],
         "threads": ranks[0]["threads"],
     }
 
 
 def _of(figures: list[dict[str, Any]]) -> str:
-    step, epoch = (statistics.median(v for one in figures for v in one[what]) for what in ("steps", "epochs"))
-    return f"{1000 * step:6.2f} ms / {epoch:5.2f} s"
+    step, epoch, cpu = (statistics.median(v for one in figures for v in one[what]) for what in ("steps", "epochs", "cpu"))
+    return f"{1000 * step:6.2f} ms / {epoch:5.2f} s / {cpu:5.2f} s"

@@ -1,0 +1,9 @@
+"""Pictures to play with, one file each. They move without running ranks.
+
+An explorer shows one output: text and a still picture for every reader (a saved notebook, a program), and controls with a picture that follows
+them for a person. The text alone says what the picture says.
+"""
+
+from ddpkit.explore.digits import digits
+
+__all__ = ["digits"]
