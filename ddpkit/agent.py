@@ -19,6 +19,7 @@ import os
 import signal
 import socket
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -125,6 +126,8 @@ class Agent:
         from torch.multiprocessing import start_processes
 
         forked = self._start.start_method == "forkserver"
+        if os.access("/dev/shm", os.W_OK):
+            tempfile.tempdir = "/dev/shm"  # start_processes makes a file for each rank and removes it at once: 2 ms on a disk, nothing in memory
         port = listener.getsockname()[1]
         for number in range(self._start.nprocs):
             control, ranks_control = Pipe()

@@ -15,6 +15,7 @@ import os
 import random
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -168,6 +169,7 @@ def _look_spawned(rank: int, start: Start, port: int) -> None:
     environment.update(start.overrides)
     os.environ.clear()
     os.environ.update(environment)
+    tempfile.tempdir = None  # where the notebook's environment says, not the forkserver's
     os.chdir(start.cwd)
     sys.path[:] = start.sys_path
     sys.argv[:] = start.argv
@@ -182,7 +184,7 @@ def _look_spawned(rank: int, start: Start, port: int) -> None:
     import torch
 
     random.seed()
-    torch.seed()
+    torch.default_generator.seed()  # not torch.seed(): it also notes for each GPU, with a stack trace, what to do when CUDA is first used
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]) if environment["OMP_NUM_THREADS"].isdigit() else start.threads)
