@@ -14,7 +14,7 @@ from ddpkit import explore
 from ddpkit.course.checks import check, hint, solution
 from ddpkit.course.predict import predict
 from ddpkit.doctor import doctor
-from ddpkit.errors import LaunchFailed, RankDied, RankError, RankFailed, RanksStuck
+from ddpkit.errors import LaunchFailed, RankDied, RankError, RankFailed, RanksDisagree, RanksStuck
 from ddpkit.metrics import log
 from ddpkit.payload import NotPicklable
 from ddpkit.spawn import Run, spawn
@@ -27,6 +27,7 @@ __all__ = [
     "RankDied",
     "RankError",
     "RankFailed",
+    "RanksDisagree",
     "RanksStuck",
     "Run",
     "check",

@@ -15,6 +15,7 @@ the ranks leave behind, so that nothing outlives a run.
 from __future__ import annotations
 
 import ctypes
+import json
 import os
 import signal
 import socket
@@ -23,7 +24,7 @@ import tempfile
 import threading
 import time
 import traceback
-from multiprocessing import Pipe
+from multiprocessing import Pipe, RawArray
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
@@ -72,11 +73,13 @@ def main_on_stdio() -> None:
 class _Process:
     """A rank as its agent sees it."""
 
-    def __init__(self, number: int, process: BaseProcess, control: Connection, output: Connection) -> None:
+    def __init__(self, number: int, process: BaseProcess, control: Connection, output: Connection, crash: Connection, last_call: Any) -> None:
         self.number = number
         self.process = process
         self.control: Connection | None = control
         self.output: Connection | None = output
+        self.crash = crash
+        self.last_call = last_call
         self.done = False
         """It has returned or failed, and waits until it may leave."""
         self.ended = False
@@ -132,21 +135,26 @@ class Agent:
         for number in range(self._start.nprocs):
             control, ranks_control = Pipe()
             output, ranks_output = Pipe(duplex=False)
+            crash, ranks_crash = Pipe(duplex=False)
+            last_call = RawArray("c", rank.CALL_SIZE)
             place = rank.Place(
                 number,
                 self._start if forked else None,
                 port,
                 ranks_control,
                 ranks_output,
-                self._descriptors(listener, control, output) if forked else (),
+                ranks_crash,
+                last_call,
+                self._descriptors(listener, control, output, crash) if forked else (),
             )
             # A call for each rank, so that each gets its own pipes and no one else's. This process is a fresh copy of the forkserver, with
             # one thread and torch loaded: "fork" here is what a forkserver does.
             context = start_processes(rank.main, args=(place,), nprocs=1, join=False, start_method="fork" if forked else self._start.start_method)
             ranks_control.close()
             ranks_output.close()
+            ranks_crash.close()
             process = context.processes[0]
-            self._ranks.append(_Process(number, process, control, output))
+            self._ranks.append(_Process(number, process, control, output, crash, last_call))
             if not forked:
                 # In a thread: the pipe is full long before the rank has loaded torch and reads it.
                 self._ranks[-1].may_be_told = False
@@ -154,7 +162,7 @@ class Agent:
 
     def _descriptors(self, listener: socket.socket, *newest: Connection) -> tuple[int, ...]:
         """What this process has open and a forked rank must not keep."""
-        connections = [c for r in self._ranks for c in (r.control, r.output) if c is not None]
+        connections = [c for r in self._ranks for c in (r.control, r.output, r.crash) if c is not None and not c.closed]
         handles = {h for r in self._ranks for h in (r.process.sentinel, r.handle)}
         return (listener.fileno(), *self._link.descriptors(), *(c.fileno() for c in (*connections, *newest)), *handles)
 
@@ -260,7 +268,15 @@ class Agent:
             if connection is not None:
                 connection.close()
         r.control = r.output = None
-        self._link.send(Ended(r.number, r.process.exitcode or 0))
+        crash = b""
+        if r.crash.poll(0):
+            try:
+                crash = os.read(r.crash.fileno(), CHUNK) if sys.platform != "win32" else r.crash.recv_bytes()
+            except (EOFError, OSError):
+                pass  # it wrote nothing
+        r.crash.close()
+        call = bytes(r.last_call.value)
+        self._link.send(Ended(r.number, r.process.exitcode or 0, crash.decode(errors="replace"), json.loads(call) if call else None))
         self._let_leave()
 
     def _end_all(self, patience: float = PATIENCE) -> None:

@@ -10,15 +10,16 @@ the processor. When every rank stands still or has ended, nothing can move any m
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddpkit.messages import Stand
+from ddpkit.messages import Calls, Stand
 
 KEPT = 2000
 """Collectives of a rank that are remembered, the newest: as many as torch's flight recorder keeps by default."""
@@ -46,7 +47,9 @@ class _Group:
 class Record:
     """The collectives of this rank, newest last."""
 
-    def __init__(self) -> None:
+    def __init__(self, note: Callable[[dict[str, Any]], None] = lambda entry: None) -> None:
+        self._note = note
+        """Told of each collective before it begins; it may be the last."""
         self.entries: deque[dict[str, Any]] = deque(maxlen=KEPT)
         self._groups: list[_Group] = []
         self._last_work: Any = None
@@ -93,19 +96,21 @@ class Record:
 
         def before(call: Any) -> None:
             name = call.name.name.lower()
+            number = 0
             if name not in _POINT_TO_POINT:
-                known.called += 1
-            inputs, outputs = call.input_tensors, call.output_tensors
-            self.entries.append({
+                number = known.called = known.called + 1
+            inputs = call.input_tensors
+            tensors = inputs or call.output_tensors
+            entry = {
                 "group": known.name,
-                "number": 0 if name in _POINT_TO_POINT else known.called,
+                "number": number,
                 "op": _OPS.get(name, name),
                 "root": call.root,
-                "dtype": str(inputs[0].dtype)[6:] if inputs else str(outputs[0].dtype)[6:] if outputs else "",
-                "shapes": [list(t.shape) for t in inputs] or [list(t.shape) for t in outputs],
-                "bytes": sum(t.nbytes for t in inputs),
-                "start": time.monotonic(),
-            })  # fmt: skip
+                "dtype": str(tensors[0].dtype)[6:] if tensors else "",
+                "shapes": [list(t.shape) for t in tensors],
+            }
+            self.entries.append(entry)
+            self._note(entry)
 
         def after(call: Any) -> None:
             self._last_work = call.work
@@ -127,6 +132,20 @@ class Record:
             collective = dict(self.entries[-1]) if known else {"op": _called_function(where), "number": 0, "group": ""}
         called = {g.name: g.called for g in self._groups}
         return Stand(rank, time.monotonic(), time.process_time(), waits, collective, where, called)
+
+    def calls(self, rank: int) -> Calls:
+        """All that is remembered, as a message: training repeats itself, so each kind of call is sent once."""
+        groups: dict[str, Any] = {}
+        kinds: dict[tuple[Any, ...], int] = {}
+        for entry in self.entries:
+            if entry["number"]:
+                group = groups.setdefault(entry["group"], {"first": entry["number"], "kinds": [], "sequence": []})
+                key = (entry["group"], *signature(entry))
+                if key not in kinds:
+                    kinds[key] = len(group["kinds"])
+                    group["kinds"].append(entry)
+                group["sequence"].append(kinds[key])
+        return Calls(rank, groups)
 
 
 def _called_function(frames: list[list[Any]]) -> str:
@@ -161,8 +180,35 @@ def describe(collective: dict[str, Any]) -> str:
 
 
 def signature(collective: dict[str, Any]) -> tuple[Any, ...]:
-    """What must be equal in all ranks of a group for their call number N."""
-    return (collective["op"], collective["root"], collective["dtype"], repr(collective["shapes"]))
+    """What must be equal in all ranks of a group for their call number N.
+
+    For operations in which ranks may give tensors of unlike sizes by design (scatter, gather, all-to-all), that is the operation alone.
+    """
+    sizes = [math.prod(shape) for shape in collective["shapes"]] if collective["op"] in _SAME_SIZE else []
+    return (collective["op"], collective["root"], collective["dtype"] if sizes else "", *sizes)
+
+
+_SAME_SIZE = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter")
+
+
+def disagreement(calls: Mapping[int, Calls]) -> str:
+    """The first call of a group in which ranks did unlike things although nobody waited, in words; empty where there is none."""
+    for rank, one in sorted(calls.items()):
+        for other_rank, other in sorted(calls.items()):
+            for group in one.groups.keys() & other.groups.keys() if rank < other_rank else ():
+                a, b = one.groups[group], other.groups[group]
+                start = max(a["first"], b["first"])
+                ours, theirs = ([g["kinds"][i] for i in g["sequence"][start - g["first"] :]] for g in (a, b))
+                for number, (mine, yours) in enumerate(zip(ours, theirs, strict=False), start):
+                    if signature(mine) != signature(yours):
+                        mine, yours = mine | {"number": number}, yours | {"number": number}
+                        return f"rank {rank} called {describe(mine)}\nrank {other_rank} called {describe(yours)}"
+                if len(ours) != len(theirs):
+                    return (
+                        f"rank {rank} made {start - 1 + len(ours)} calls in the {group}\n"
+                        f"rank {other_rank} made {start - 1 + len(theirs)} calls in the {group}"
+                    )
+    return ""
 
 
 class Standstill:

@@ -21,6 +21,10 @@ class RankFailure:
     """Where it happened: the user's own frames with their source, ready to print, outermost first."""
     cause: BaseException | None = field(default=None, compare=False)
     """The exception itself, where it could be brought back to the notebook."""
+    doing: str = ""
+    """The last collective that it called."""
+    died: bool = False
+    """Its process ended without an exception."""
     follows: bool = False
     """It failed only because another rank was gone."""
 
@@ -66,6 +70,10 @@ class RankDied(RankError):
 
 class RanksStuck(RankError):
     """Ranks waited for each other for longer than `timeout`."""
+
+
+class RanksDisagree(RankError):
+    """Ranks called unlike collectives, or with unlike tensors, and nobody stood still: with gloo, the result is silent garbage."""
 
 
 class LaunchFailed(RankError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import os
 import re
 import signal
@@ -10,8 +11,9 @@ import sysconfig
 from collections.abc import Sequence
 from typing import Any
 
+from ddpkit import symptoms
 from ddpkit.collectives import describe, first_difference
-from ddpkit.errors import RankDied, RankError, RankFailed, RankFailure, RanksStuck
+from ddpkit.errors import RankDied, RankError, RankFailed, RankFailure, RanksDisagree, RanksStuck
 from ddpkit.messages import Ended, Failure, Stand
 from ddpkit.payload import unpack_value
 
@@ -36,20 +38,45 @@ def failure_of(message: Failure) -> RankFailure:
         lines += _lines(error["frames"])
     if message.stage != "running the function":
         lines.insert(0, f"(while {message.stage})")
-    return RankFailure(message.rank, last["type"], last["text"], tuple(lines), _cause(message), bool(_FOLLOW_ON.search(last["text"])))
+    return RankFailure(
+        message.rank,
+        last["type"],
+        last["text"],
+        tuple(lines),
+        _cause(message),
+        describe(message.last_call) if message.last_call else "",
+        follows=bool(_FOLLOW_ON.search(last["text"])),
+    )
 
 
 def death_of(message: Ended) -> RankFailure:
     """A process that ended without a word, in plain words."""
+    lines = _lines(_crash_frames(message.crash))
+    if message.last_call is not None:
+        lines.append(f"Its last collective was {describe(message.last_call)}.")
     if message.exitcode < 0:
         try:
             name = signal.Signals(-message.exitcode).name
         except ValueError:
             name = f"signal {-message.exitcode}"
-        return RankFailure(message.rank, name, _SIGNALS.get(name, f"its process was ended by {name}"))
-    if message.exitcode:
-        return RankFailure(message.rank, f"exit status {message.exitcode}", "its process ended itself, without a value")
-    return RankFailure(message.rank, "exit status 0", "its process ended itself before its function returned (os._exit?), so there is no value")
+        return RankFailure(message.rank, name, _SIGNALS.get(name, f"its process was ended by {name}"), tuple(lines), died=True)
+    text = f"its process ended itself with exit status {message.exitcode} before its function returned (os._exit?), so there is no value"
+    return RankFailure(message.rank, f"exit status {message.exitcode}", text, tuple(lines), died=True)
+
+
+def _crash_frames(crash: str) -> list[list[Any]]:
+    """The main thread's frames from what faulthandler wrote (the newest first), the kit's and what called it left out."""
+    frames: list[list[Any]] = []
+    for block in re.split(r"\n\n|(?=Thread 0x|Current thread 0x)", crash):
+        found = re.findall(r'File "(.+)", line (\d+) in (.+)', block)
+        ours = [number for number, (file, _, function) in enumerate(found) if file.endswith("rank.py") and function == "main"]
+        if ours:
+            frames = [
+                [file, int(line), function, linecache.getline(file, int(line)).strip()]
+                for file, line, function in reversed(found[: ours[0]])
+                if os.path.dirname(file) != os.path.dirname(__file__)
+            ]
+    return frames
 
 
 _SIGNALS = {
@@ -67,26 +94,29 @@ def error_of(failures: Sequence[RankFailure], nprocs: int, output: Sequence[str]
     """The exception for a run with these failures: the root cause first, what followed from it after."""
     ordered = sorted(failures, key=lambda f: (f.follows, f.rank))
     first = ordered[0]
-    died = not first.lines and first.cause is None and (first.kind.startswith(("SIG", "exit status", "signal")))
-    same = [f.rank for f in ordered[1:] if not f.follows and (f.kind, f.text) == (first.kind, first.text)]
+    same = [f.rank for f in ordered[1:] if not f.follows and (f.kind, _numberless(f.text)) == (first.kind, _numberless(first.text))]
     others = [f for f in ordered[1:] if not f.follows and f.rank not in same]
     followers = [f for f in ordered[1:] if f.follows]
     who = f"rank {first.rank} of {nprocs}" if not same else f"{_ranks([first.rank, *same])} of {nprocs}"
-    if died:
-        text = [f"{who} died: {first.text}."]
+    last = output[first.rank].rstrip().rpartition("\n")[2] if first.died else ""
+    if first.died:
+        text = [f"{who} died: {first.text}.", *(f"  {line}" for line in first.lines)]
     elif first.kind == "SystemExit":
         text = [f"{who} called sys.exit({first.text or ''}), so there is no value.", *(f"  {line}" for line in first.lines)]
     else:
         text = [f"{who} failed: {_headline(first.kind, first.text)}", *(f"  {line}" for line in first.lines)]
+    symptom = symptoms.find(_headline(first.kind, first.text) if not first.died else last)
+    if symptom is not None:
+        text += [f"Usually this means: {symptom.means}.", f"Try: {symptom.cure}."]
     if same:
         text.append(f"{'All ranks' if len(same) == nprocs - 1 else _ranks([first.rank, *same])} failed in the same way.")
     text += [f"rank {f.rank} failed as well: {_headline(f.kind, f.text)}" for f in others]
     if followers:
         text.append(f"Follow-on, only because a peer was gone: {_ranks([f.rank for f in followers])}.")
-    last = output[first.rank].rstrip().rpartition("\n")[2] if died else ""
+        text += [f"rank {f.rank}'s last collective was {f.doing}." for f in followers if f.doing and first.died]
     if last:
         text.append(f"Its last words: {last}")
-    kind = RankDied if died or first.kind == "SystemExit" else RankFailed
+    kind = RankDied if first.died or first.kind == "SystemExit" else RankFailed
     return kind("\n".join(text), ordered, output)
 
 
@@ -122,6 +152,22 @@ def stuck_of(stuck: Sequence[Stand], last: dict[int, Stand], returned: Sequence[
             "ranks reach: under `if rank == 0`, after a `break`, or in loops of unlike length (make them equal by a DistributedSampler, or use join)."
         )
     return RanksStuck("\n".join([*text, cure]), failures, output)
+
+
+def _numberless(text: str) -> str:
+    """The same mistake in two ranks reads the same but for their numbers."""
+    return re.sub(r"\d+", "#", text)
+
+
+def disagreement_of(difference: str, output: Sequence[str]) -> RanksDisagree:
+    """The exception for ranks that did unlike things in one collective although nobody waited."""
+    return RanksDisagree(
+        "the ranks disagree about a collective, so what it left in their tensors may be garbage.\n"
+        f"{difference}\n"
+        "All ranks must call the same collectives in the same order, with tensors of equal size and dtype.",
+        (),
+        output,
+    )
 
 
 def _ranks(numbers: Sequence[int]) -> str:

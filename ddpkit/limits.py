@@ -11,7 +11,7 @@ import psutil
 RANK_MB = {"forkserver": 30, "spawn": 450}
 """Memory that one more rank takes for certain, in MB, before it has a model or data. Measured with torch 2.14.1 (CUDA build) on Linux: a
 forked rank shares torch's memory with the forkserver and owns about 20 MB after its first DDP step; a spawned one loads torch again."""
-FILES_PER_RANK = 8
+FILES_PER_RANK = 10
 """Open files that the agent holds for one rank (its pipes, its handle, its connections to the store), rounded up."""
 CGROUP = Path("/sys/fs/cgroup")
 

@@ -100,6 +100,8 @@ class Failure:
     """The exception's chain, the first cause first. Each has `type`, `text` and `frames`, and each frame `[file, line, function, source]`."""
     moment: float
     """`time.monotonic()` when it was raised. Ranks on one machine share that clock."""
+    last_call: dict[str, Any] | None = None
+    """The last collective that the rank called."""
     payload: bytes = field(repr=False, default=b"")
     """The exception, pickled; empty where it cannot be."""
 
@@ -124,12 +126,25 @@ class Stand:
 
 
 @dataclass(frozen=True)
+class Calls:
+    """All collectives that a rank has called, at its end."""
+
+    rank: int
+    groups: dict[str, Any]
+    """By group: `first`, the number of the first one that is remembered; `kinds`, the different ones; `sequence`, an index into them for each."""
+
+
+@dataclass(frozen=True)
 class Ended:
     """Agent to notebook: a rank's process is gone, and this was the last to come from it."""
 
     rank: int
     exitcode: int
     """As `multiprocessing` gives it: the exit status, or minus the number of the signal."""
+    crash: str = ""
+    """What Python's faulthandler wrote in the moment of the crash: the stack of each thread."""
+    last_call: dict[str, Any] | None = None
+    """The last collective that it called."""
 
 
 @dataclass(frozen=True)
@@ -139,9 +154,9 @@ class Trouble:
     text: str
 
 
-Message = Start | Stop | Leave | Ask | Started | Output | Metrics | Value | Failure | Stand | Ended | Trouble
+Message = Start | Stop | Leave | Ask | Started | Output | Metrics | Value | Failure | Stand | Calls | Ended | Trouble
 _KINDS: dict[str, Callable[..., Message]] = {
-    kind.__name__: kind for kind in (Start, Stop, Leave, Ask, Started, Output, Metrics, Value, Failure, Stand, Ended, Trouble)
+    kind.__name__: kind for kind in (Start, Stop, Leave, Ask, Started, Output, Metrics, Value, Failure, Stand, Calls, Ended, Trouble)
 }
 
 

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import json
 import linecache
 import logging
 import multiprocessing.util
 import os
 import random
+import re
 import signal
 import sys
 import tempfile
@@ -29,6 +31,7 @@ from ddpkit import collectives, limits, payload, rendezvous
 from ddpkit.messages import Ask, Failure, Leave, Message, Metrics, Start, Value, decode, encode
 
 OUR_FOLDER = os.path.dirname(__file__) + os.sep
+CALL_SIZE = 1024
 RECORD = "DDPKIT_RECORD"
 """Environment variable: "0" keeps no record of collectives. Then ranks that stand still are noticed only after `timeout`."""
 
@@ -44,6 +47,10 @@ class Place:
     port: int
     control: Connection
     output: Connection
+    crash: Connection
+    """For the stacks that Python's faulthandler writes when the process crashes."""
+    last_call: Any
+    """Shared memory, `CALL_SIZE` bytes: the last collective that was called, as JSON. What is written there outlives a crash."""
     inherited: tuple[int, ...] = ()
     """Descriptors of the agent that a forked rank has got copies of, and must close: a pipe ends only when all copies of its end are closed."""
 
@@ -56,7 +63,8 @@ class Rank:
         self._control = place.control
         self._lock = threading.Lock()
         self._may_leave = threading.Event()
-        self.record = collectives.Record()
+        self._last_call = place.last_call
+        self.record = collectives.Record(self._note)
 
     def send(self, message: Message) -> None:
         """Send to the notebook; from any thread."""
@@ -67,6 +75,10 @@ class Rank:
     def log(self, numbers: dict[str, float | int | str | bool | None]) -> None:
         """Send numbers to the notebook."""
         self.send(Metrics(self.number, numbers))
+
+    def _note(self, call: dict[str, Any]) -> None:
+        data = json.dumps(call).encode()
+        self._last_call.value = data if len(data) < CALL_SIZE else b""
 
     def listen(self) -> None:
         """Hear the agent, in a thread of its own; die with it. (Linux has a signal for that, the others do not.)"""
@@ -118,7 +130,8 @@ def main(_index: int, place: Place) -> None:
         moment = time.monotonic()
         _flush()
         rank.send(_failure(place.rank, stage, error, moment))
-    rank.send(rank.record.stand(rank.number, _own_frames))  # its last word on what it has called
+    rank.send(rank.record.stand(rank.number, _own_frames))
+    rank.send(rank.record.calls(rank.number))
     rank.wait_to_leave()
     _leave()
 
@@ -141,7 +154,7 @@ def _become_own_process(place: Place) -> None:
         text = open(1 if name == "stdout" else 2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
         setattr(sys, name, text)
         setattr(sys, f"__{name}__", text)
-    faulthandler.enable(2)
+    faulthandler.enable(_descriptor(place.crash))
     if place.start is not None:
         # Forked: what torch registered in the forkserver has nothing to clean up here, and takes 30 ms to find that out.
         atexit._clear()
@@ -198,13 +211,14 @@ def _failure(rank: int, stage: str, error: BaseException, moment: float) -> Fail
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
         seen.add(id(link))
-        errors.insert(0, {"type": _type_name(link), "text": _text(link), "frames": _frames(link)})
+        errors.insert(0, {"type": _type_name(link), "text": _text(link) + _named_parameters(link), "frames": _frames(link)})
         link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
     try:
         packed = payload.pack_value(error.with_traceback(None))
     except Exception:  # an exception may hold anything; its text is on its way all the same
         packed = b""
-    return Failure(rank, stage, errors, moment, packed)
+    calls = current.record.entries if current is not None else ()
+    return Failure(rank, stage, errors, moment, dict(calls[-1]) if calls else None, packed)
 
 
 def _type_name(error: BaseException) -> str:
@@ -217,6 +231,20 @@ def _text(error: BaseException) -> str:
         return str(error)
     except Exception as second:  # __str__ of a user's class
         return f"<its __str__ raised {type(second).__name__}>"
+
+
+def _named_parameters(error: BaseException) -> str:
+    """DDP names parameters without a gradient by their index; their names are in the wrapper that raised it."""
+    found = re.search(r"Parameter indices which did not receive grad for rank \d+:((?: \d+)+)", _text(error))
+    frame = error.__traceback__
+    while found and frame is not None:
+        model = frame.tb_frame.f_locals.get("self")
+        if model is not None and hasattr(model, "reducer") and hasattr(model, "named_parameters"):
+            names = [name.removeprefix("module.") for name, p in model.named_parameters() if p.requires_grad]
+            indices = [int(i) for i in found[1].split() if int(i) < len(names)]
+            return f"\n(by name: {', '.join(names[i] for i in indices)})"
+        frame = frame.tb_next
+    return ""
 
 
 def _frames(error: BaseException) -> list[list[Any]]:

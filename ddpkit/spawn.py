@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ddpkit import errors, explain, limits, supervise
-from ddpkit.collectives import Standstill
-from ddpkit.messages import Ended, Failure, Message, Metrics, Output, Stand, Start, Started, Trouble, Value
+from ddpkit.collectives import Standstill, disagreement
+from ddpkit.messages import Calls, Ended, Failure, Message, Metrics, Output, Stand, Start, Started, Trouble, Value
 from ddpkit.payload import pack_call, unpack_value
 from ddpkit.transcript import Transcript
 
@@ -58,7 +58,8 @@ def spawn(
 
     Raises:
         TypeError, ValueError: an argument is wrong; nothing was started. (`NotPicklable`, a TypeError: what cannot be sent, by name.)
-        RankFailed: a rank raised an exception. RankDied: a rank's process ended without a value.
+        RankFailed: a rank raised an exception. RankDied: a rank's process ended without a value. RanksStuck: ranks wait for each other for
+            ever. RanksDisagree: ranks called unlike collectives, and the result is garbage.
         LaunchFailed: no rank could be started.
         KeyboardInterrupt: the cell was interrupted; all ranks are gone by then.
     """
@@ -113,6 +114,7 @@ class Run:
         self._returned: set[int] = set()
         self._failures: dict[int, errors.RankFailure] = {}
         self._standstill = Standstill(nprocs)
+        self._calls: dict[int, Calls] = {}
 
     @property
     def output(self) -> list[str]:
@@ -172,6 +174,8 @@ class Run:
                 raise errors.LaunchFailed(f"{what}: {reason}", (), self.output)
         if error is not None:
             raise error
+        if not self._failures and (difference := disagreement(self._calls)):
+            raise explain.disagreement_of(difference, self.output)
         if self._failures:
             raise explain.error_of(list(self._failures.values()), self.nprocs, self.output)
 
@@ -191,6 +195,8 @@ class Run:
                 self._failures[message.rank] = errors.RankFailure(message.rank, type(error).__name__, text, cause=error)
         elif isinstance(message, Failure):
             self._failures[message.rank] = explain.failure_of(message)
+        elif isinstance(message, Calls):
+            self._calls[message.rank] = message
         elif isinstance(message, Stand):
             self._standstill.hear(message)
         elif isinstance(message, Ended):

@@ -125,7 +125,7 @@ def test_more_ranks_than_the_control_group_holds(monkeypatch):
 def test_more_ranks_than_file_handles_allow(monkeypatch):
     monkeypatch.setattr(limits, "_hard_limit_of_files", lambda: 1024)
     monkeypatch.setattr(limits, "ranks_that_fit", lambda method: 10**6)
-    with pytest.raises(ValueError, match=r"500 ranks need about 4,064 open files and this machine allows 1,024: use nprocs=120"):
+    with pytest.raises(ValueError, match=r"500 ranks need about 5,064 open files and this machine allows 1,024: use nprocs=96"):
         ddpkit.spawn(fn, nprocs=500)
 
 
