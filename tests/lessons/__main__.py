@@ -24,7 +24,7 @@ def record(path: Path) -> None:
             cell.outputs, cell.execution_count = [], None
     NotebookClient(book, timeout=300, kernel_name="python3", record_timing=False, resources={"metadata": {"path": str(path.parent)}}).execute()
     for cell in book.cells:
-        cell.metadata = {k: v for k, v in cell.metadata.items() if k == "tags"}
+        cell.metadata = {k: v for k, v in cell.metadata.items() if k in ("tags", "jupyter")}
         if cell.cell_type == "code":
             cell.outputs = coalesce_streams(cell.outputs)
     book.metadata = METADATA
