@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import os
 import random
 import tempfile
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpkit.course.exercise import Exercise, Mistake, Row, Seen
@@ -54,11 +54,9 @@ def _batches(random: random.Random, nprocs: int) -> list[tuple[Any, ...]]:
 def _play_batches(rank: int, answer: Callable[..., Any], world_size: int, data: list[int], global_batch: int) -> Any:
     import torch.distributed as dist
 
-    dist.init_process_group("gloo")  # an answer may leave rank and world size to the sampler
+    dist.init_process_group("gloo")  # an answer may leave rank and world size to the sampler. Not destroyed: a peer may still be connecting
     loader = answer(rank, world_size, data, global_batch)
-    batches = loader if loader is ... else [batch.tolist() for batch in loader]
-    dist.destroy_process_group()
-    return batches
+    return loader if loader is ... else [batch.tolist() for batch in loader]
 
 
 def _all(batches: Iterable[list[int]]) -> list[int]:
@@ -67,8 +65,8 @@ def _all(batches: Iterable[list[int]]) -> list[int]:
 
 def _steps(seen: Seen) -> list[Row]:
     world_size, data, global_batch = seen.inputs
-    rows = []
-    for step in range(max(STEPS, *map(len, seen.values))):
+    rows = [Row("steps on each rank", [STEPS] * world_size, [len(batches) for batches in seen.values])]
+    for step in range(STEPS):
         mine = [batches[step] if step < len(batches) else [] for batches in seen.values]
         whole = data[step * global_batch : (step + 1) * global_batch]
         counts = Row(f"step {step + 1}, images on each rank", [len(whole) // world_size] * world_size, [len(batch) for batch in mine])
@@ -125,20 +123,20 @@ def _play_resume(rank: int, save: Callable[..., None], load: Callable[..., Any],
     wrapper = train(model, optimizer, range(BREAK))
     saved = _fingerprint(model.parameters())
     with tempfile.TemporaryDirectory() as folder:
-        paths = [os.path.join(folder, "checkpoint.pt")]
-        dist.broadcast_object_list(paths)
+        # Each rank reads a copy of rank 0's file: where load fails in one, the folder is gone before the others have read it.
+        path, content = Path(folder, "checkpoint.pt"), [b""]
         if rank == 0:
-            save(paths[0], wrapper, optimizer, BREAK)
-        dist.barrier()
+            save(str(path), wrapper, optimizer, BREAK)
+            content = [path.read_bytes()]
+        dist.broadcast_object_list(content)
+        path.write_bytes(content[0])
         model, optimizer = build(seed + 1)
-        start = load(paths[0], model, optimizer)
-        dist.barrier()
+        start = load(str(path), model, optimizer)
     if start is ...:
         return ...
     loaded, momentum = _fingerprint(model.parameters()), bool(optimizer.state)
     train(model, optimizer, range(start if type(start) is int else 0, EPOCHS))
     resumed = _fingerprint(model.parameters())
-    dist.destroy_process_group()
     return [start, saved, loaded, straight, resumed, momentum]
 
 

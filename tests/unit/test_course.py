@@ -86,7 +86,6 @@ WRONG = {
 def test_a_known_wrong_answer_is_told_what_it_means(verdict, id, source, says):
     out = verdict(id, source)
     assert out.startswith(f"✗ {id}") and says in out
-    assert says.split()[0] and sum(mistake.means in out for mistake in catalogue()[id].mistakes) <= 1
 
 
 def test_every_known_mistake_has_its_wrong_answer():
@@ -210,9 +209,8 @@ def test_a_choice_is_answered_once(answer):
 
 def test_neither_torch_nor_widgets_are_loaded_before_they_are_needed():
     program = (
-        "import sys; import ddpkit.course.checks, ddpkit.course.predict, ddpkit.doctor; from ddpkit.course.exercise import catalogue; "
-        "catalogue(); ddpkit.course.predict.predict('q', ['a', 'b'], 'a', 'r'); print(ddpkit.doctor.doctor()); "
-        "assert not {'torch', 'ipywidgets', 'IPython'} & set(sys.modules)"
+        "import sys, ddpkit; from ddpkit.course.exercise import catalogue; catalogue(); "
+        "ddpkit.predict('q', ['a', 'b'], 'a', 'r'); print(ddpkit.doctor()); assert not {'torch', 'ipywidgets', 'IPython'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60, capture_output=True)
 
@@ -223,36 +221,12 @@ predict("How many?", ["1", "2"], "2", "Since.")
 """
 
 
-def outputs_of(kernel, code, allow_stdin):
-    """What a cell shows in a kernel, as (kind, bundle); errors are failures."""
-    shown = []
-
-    def hook(message):
-        kind, content = message["msg_type"], message["content"]
-        assert kind != "error", content
-        if kind in ("display_data", "execute_result", "stream", "update_display_data"):
-            shown.append((kind, content.get("data", content.get("text"))))
-
-    kernel.execute_interactive(code, allow_stdin=allow_stdin, timeout=60, output_hook=hook)
-    return shown
-
-
-@pytest.fixture(scope="module")
-def kernel():
-    from jupyter_client.manager import start_new_kernel
-
-    manager, client = start_new_kernel(kernel_name="python3", startup_timeout=60)
-    yield client
-    client.stop_channels()
-    manager.shutdown_kernel(now=True)
-
-
 def test_a_person_gets_controls_and_a_program_the_same_text_without(kernel):
-    (kind, alone), (_, again) = [one for _ in range(2) for one in outputs_of(kernel, QUESTION, allow_stdin=False)]
-    assert kind == "display_data" and alone == again and set(alone) == {"text/plain", "text/html"}
+    (alone,), (again,) = (kernel.check(QUESTION).displays for _ in range(2))
+    assert alone == again and set(alone) == {"text/plain", "text/html"}
     assert alone["text/plain"] == "Predict: How many?\n  ○ 1\n  ○ 2\nChoose, then run the next cell to see."
-    ((kind, watched),) = outputs_of(kernel, QUESTION, allow_stdin=True)
-    assert kind == "display_data" and watched.pop(WIDGET)["model_id"] and watched == alone
+    (watched,) = kernel.check(QUESTION, allow_stdin=True).displays
+    assert watched.pop(WIDGET)["model_id"] and watched == alone
 
 
 def test_nbclient_keeps_one_output_of_a_cell_with_a_check(kernel):
@@ -269,7 +243,6 @@ def test_nbclient_keeps_one_output_of_a_cell_with_a_check(kernel):
 
 def test_the_doctor_is_one_sentence_in_a_saved_notebook_and_a_card_before_a_person(kernel):
     code = "from ddpkit.doctor import doctor; doctor()"
-    ((kind, alone),) = outputs_of(kernel, code, allow_stdin=False)
-    assert kind == "execute_result" and alone == {"text/plain": "This machine is ready for distributed training."}
-    ((_, watched),) = outputs_of(kernel, code, allow_stdin=True)
+    alone, watched = (kernel.check(code, allow_stdin=person).result for person in (False, True))
+    assert alone == {"text/plain": "This machine is ready for distributed training."}
     assert watched.pop(WIDGET)["model_id"] and watched == alone
