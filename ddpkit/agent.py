@@ -16,7 +16,9 @@ from __future__ import annotations
 
 import ctypes
 import json
+import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -111,6 +113,8 @@ class Agent:
         limits.raise_limit_of_files(self._start.nprocs)
         listener = rendezvous.listen(self._start.nprocs)
         store = None
+        tempfile.tempdir = self._start.folder
+        multiprocessing.current_process()._config["tempdir"] = self._start.folder  # type: ignore[attr-defined]  # ranks inherit it, and their workers
         try:
             self._start_ranks(listener)
             # Only now: a process should not be forked while it has threads, and a store has some. Ranks that were faster wait in the
@@ -124,13 +128,12 @@ class Agent:
             self._end_all(patience=0)
             _end_descendants()
             del store  # it has lived until here
+            shutil.rmtree(self._start.folder, ignore_errors=True)  # the notebook does it as well; each may be killed
 
     def _start_ranks(self, listener: socket.socket) -> None:
         from torch.multiprocessing import start_processes
 
         forked = self._start.start_method == "forkserver"
-        if os.access("/dev/shm", os.W_OK):
-            tempfile.tempdir = "/dev/shm"  # start_processes makes a file for each rank and removes it at once: 2 ms on a disk, nothing in memory
         port = listener.getsockname()[1]
         for number in range(self._start.nprocs):
             control, ranks_control = Pipe()

@@ -82,16 +82,19 @@ class Record:
         make = c10d._new_process_group_helper  # where all ways of making a group meet: init_process_group, new_group, DeviceMesh
 
         def helper(*args: Any, **kwargs: Any) -> Any:
+            subgroup = dist.is_initialized()
             group, store = make(*args, **kwargs)
             if hasattr(group, "register_pre_hook"):
-                self.follow(group, list(args[2]) if len(args) > 2 and args[2] else list(range(group.size())), bool(self._groups))
+                self.follow(group, list(args[2]) if len(args) > 2 and args[2] else list(range(group.size())), subgroup)
             return group, store
 
         c10d._new_process_group_helper = helper
 
     def follow(self, group: Any, ranks: list[int], subgroup: bool) -> None:
         """Note what is called on a group."""
-        known = _Group(f"group of ranks {', '.join(map(str, ranks))}" if subgroup else "default group", ranks)
+        name = f"group of ranks {', '.join(map(str, ranks))}" if subgroup else "default group"
+        again = sum(g.name.partition(" (#")[0] == name for g in self._groups)
+        known = _Group(f"{name} (#{again + 1})" if again else name, ranks)
         self._groups.append(known)
 
         def before(call: Any) -> None:
@@ -145,6 +148,8 @@ class Record:
                     kinds[key] = len(group["kinds"])
                     group["kinds"].append(entry)
                 group["sequence"].append(kinds[key])
+        for known in self._groups:  # where nothing was called, or nothing of it is remembered, that is said as well
+            groups.setdefault(known.name, {"first": known.called + 1, "kinds": [], "sequence": []})
         return Calls(rank, groups)
 
 

@@ -18,11 +18,16 @@ from ddpkit.messages import Ended, Failure, Stand
 from ddpkit.payload import unpack_value
 
 _FOLLOW_ON = re.compile(
-    r"connection (was )?(closed|reset|refused)( by)?( remote)?( peer)?|broken pipe|socket closed|connection closed by|"
-    r"recvValue failed|sendBytes failed|failed to recv|peer .* (closed|gone)|wait timeout",
+    r"(RuntimeError|torch\.distributed\.\w+): (?s:.*)"
+    r"(connection (was )?(closed|reset|refused)|broken pipe|socket closed|recvValue failed|sendBytes failed|failed to recv|peer .* (closed|gone))",
     re.IGNORECASE,
 )
-"""How gloo and the store say that another rank is gone. Their exceptions have no types of their own for it."""
+"""How gloo and the store say that another rank is gone: in a RuntimeError or one of torch's. Python's own ConnectionError is somebody else's: of
+a download, of a DataLoader's worker."""
+LAST_FRAMES = 3
+"""Frames of libraries that are shown where none is the user's."""
+MANY_FRAMES = 16
+"""Frames of the user's that are shown at most: half of them from the beginning, half from the end."""
 _LIBRARIES = tuple({sysconfig.get_paths()[name] for name in ("purelib", "platlib", "stdlib", "platstdlib")} | {"<frozen", "<string>"})
 
 
@@ -30,12 +35,13 @@ def failure_of(message: Failure) -> RankFailure:
     """A rank's exception in plain words."""
     last = message.errors[-1]
     lines: list[str] = []
+    anything_own = any(_is_own(frame) for error in message.errors for frame in error["frames"])
     for number, error in enumerate(message.errors):
         if number:
             lines.append("and while that was handled, or because of it:")
         if len(message.errors) > 1:
             lines.append(_headline(error["type"], error["text"]))
-        lines += _lines(error["frames"])
+        lines += _lines(error["frames"], only_own=anything_own)
     if message.stage != "running the function":
         lines.insert(0, f"(while {message.stage})")
     return RankFailure(
@@ -45,7 +51,7 @@ def failure_of(message: Failure) -> RankFailure:
         tuple(lines),
         _cause(message),
         describe(message.last_call) if message.last_call else "",
-        follows=bool(_FOLLOW_ON.search(last["text"])),
+        follows=bool(_FOLLOW_ON.match(_headline(last["type"], last["text"]))),
     )
 
 
@@ -189,13 +195,25 @@ def _cause(message: Failure) -> BaseException | None:
     return cause if isinstance(cause, BaseException) else None
 
 
-def _lines(frames: list[list[Any]]) -> list[str]:
-    """The user's own frames with their source. Frames of libraries are counted, not shown: learners cannot mend torch."""
-    own = [not name.startswith(_LIBRARIES) for name, *_ in frames]
+def _is_own(frame: Sequence[Any]) -> bool:
+    return not frame[0].startswith(_LIBRARIES)
+
+
+def _lines(frames: list[list[Any]], only_own: bool = False) -> list[str]:
+    """The user's own frames with their source. Frames of libraries are counted, not shown: learners cannot mend torch.
+
+    Where no frame is the user's, the last of the libraries' are shown, unless `only_own`.
+    """
+    own = [_is_own(frame) for frame in frames]
+    if not any(own) and not only_own:
+        own[-LAST_FRAMES:] = [True] * len(own[-LAST_FRAMES:])
+    shown = [number for number, mine in enumerate(own) if mine]
+    for number in shown[MANY_FRAMES // 2 : -MANY_FRAMES // 2]:  # endless recursion: its beginning and its end tell all
+        own[number] = False
     lines: list[str] = []
     skipped: list[str] = []
     for (filename, number, function, source), mine in zip(frames, own, strict=True):
-        if mine or not any(own):
+        if mine:
             lines += _skipped(skipped)
             skipped = []
             where = f"{place_name(filename)}, line {number}" + ("" if function == "<module>" else f", in {function}")
@@ -208,7 +226,7 @@ def _lines(frames: list[list[Any]]) -> list[str]:
 def _skipped(filenames: list[str]) -> list[str]:
     if not filenames:
         return []
-    packages = dict.fromkeys(_package(name) for name in filenames)
+    packages = dict.fromkeys(_package(name) if name.startswith(_LIBRARIES) else place_name(name) for name in filenames)
     return [f"… {len(filenames)} call{'s' * (len(filenames) > 1)} inside {', '.join(packages)}"]
 
 

@@ -41,6 +41,8 @@ class Start:
     threads: int
     timeout: float
     payload: bytes = field(repr=False)
+    folder: str = ""
+    """A private folder for the files that `multiprocessing` makes in the agent and the ranks. It is made, and goes, with the run."""
 
 
 @dataclass(frozen=True)

@@ -128,6 +128,8 @@ def main(_index: int, place: Place) -> None:
         rank.send(Value(place.rank, packed))
     except BaseException as error:  # the notebook must hear of everything that ended the function: SystemExit and KeyboardInterrupt too
         moment = time.monotonic()
+        # Frames hold what the function held. A DataLoader's iterator that goes before the failure is sent holds it up: it waits for its workers.
+        traceback_of_error = error.__traceback__  # noqa: F841
         _flush()
         rank.send(_failure(place.rank, stage, error, moment))
     rank.send(rank.record.stand(rank.number, _own_frames))
@@ -192,6 +194,7 @@ def _look_spawned(rank: int, start: Start, port: int) -> None:
     main_module = types.ModuleType("__main__")
     main_module.__dict__["__builtins__"] = sys.modules["builtins"]
     sys.modules["__main__"] = main_module
+    multiprocessing.set_start_method(None, force=True)  # a spawned process would spawn its own; a script's processes start as the platform has it
     payload.pickle_main_by_value()
 
     import torch

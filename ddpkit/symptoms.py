@@ -27,7 +27,7 @@ SYMPTOMS = (
         "take the layer out of the model, let it take part in the loss, or wrap with find_unused_parameters=True "
         "(DDP then searches the graph in every step, which costs time)",
     ),
-    Symptom(  # pytorch/pytorch#22095
+    Symptom(  # pytorch/pytorch#22095. Newer torch (2.14 does) sends buffers past autograd, which then notices nothing
         "two forwards with buffers",
         r"modified by an inplace operation",
         "a tensor that backward needs has changed; under DDP it is often a buffer (BatchNorm), sent anew by a second forward before the backward",
@@ -41,7 +41,7 @@ SYMPTOMS = (
     ),
     Symptom(  # pytorch/examples#1034
         "tensors on unlike devices",
-        r"Expected all tensors to be on the same device|No backend type associated with device type|Tensors must be CUDA|must be on the same device",
+        r"be on the same device|is not on the expected device|No backend type associated with device type|Tensors must be CUDA",
         "tensors are on different devices, or on one that the backend does not serve (gloo: cpu and cuda, nccl: cuda)",
         "move the model and every batch to the rank's own device: .to(device)",
     ),
@@ -65,7 +65,7 @@ SYMPTOMS = (
     ),
     Symptom(  # Lightning-AI/pytorch-lightning#2231
         "port taken",
-        r"EADDRINUSE|address already in use",
+        r"EADDRINUSE|[Aa]ddress already in use",
         "another program listens at MASTER_PORT already: an earlier run, perhaps, or another notebook",
         "leave MASTER_ADDR and MASTER_PORT to ddpkit.spawn, which takes a free port, or choose another number",
     ),
@@ -83,7 +83,7 @@ SYMPTOMS = (
     ),
     Symptom(  # pytorch/pytorch#26166
         "name not resolved",
-        r"getaddrinfo|Name or service not known|name resolution|gethostbyname|unable to resolve",
+        r"(?i)gai error|getaddrinfo|name or service not known|name resolution|gethostbyname|unable to resolve",
         "a host name could not be resolved: MASTER_ADDR, or this machine's own name, which gloo asks for",
         "use an address, such as 127.0.0.1 for one machine, and set GLOO_SOCKET_IFNAME to the interface (lo on one machine)",
     ),
@@ -99,9 +99,15 @@ SYMPTOMS = (
         "the ranks gave tensors of unlike shape or dtype to one collective",
         "make shape and dtype equal in all ranks: pad, or exchange the sizes first",
     ),
+    Symptom(  # pytorch/pytorch#11201
+        "too many open files",
+        r"Too many open files",
+        "the process has as many files open as it may (`ulimit -n`); DataLoader workers hand each tensor over as an open file",
+        'use fewer workers, or torch.multiprocessing.set_sharing_strategy("file_system") at the beginning of the function',
+    ),
     Symptom(  # pytorch/pytorch#5040
         "/dev/shm is full",
-        r"Bus error|insufficient shared memory|unable to (open|write|mmap).*(shm|shared memory)|out of shared memory|No space left on device",
+        r"(?i)bus error|insufficient shared memory|unable to (open|write|mmap).*(shm|shared memory)|out of shared memory|no space left on device",
         "shared memory (/dev/shm) or the disk is full; DataLoader workers hand their batches over through /dev/shm, and containers have 64 MB of it",
         "use num_workers=0 or smaller batches, or start the container with a larger --shm-size",
     ),
@@ -119,19 +125,19 @@ SYMPTOMS = (
     ),
     Symptom(  # ROCm/Megatron-LM#56
         "weights_only",
-        r"Weights only load failed|weights_only",
+        r"Weights only load failed",
         "the file holds objects besides tensors, and torch.load does not run their code unless it is told to trust the file",
         "save plain dicts, lists, numbers and tensors; for a file of your own, torch.load(path, weights_only=False)",
     ),
     Symptom(  # pytorch/vision#1938
         "MNIST",
-        r"Error downloading (train|t10k)|Dataset not found.*download=True",
+        r"Error downloading (train|t10k)|Dataset not found\. You can use download=True",
         "torchvision looks for MNIST's files in this folder and they are not there, or could not be downloaded",
         "use datasets.MNIST(ddpkit.data.mnist_root(), train=True): 10,000 digits, without a network",
     ),
     Symptom(  # karpathy/nanochat#336
         "half a checkpoint",
-        r"(?i)FileNotFoundError.*\.(pt|pth|ckpt|bin)|PytorchStreamReader failed|pickle data was truncated|central directory|Ran out of input",
+        r"FileNotFoundError.*\.(pt|pth|ckpt|bin)'|PytorchStreamReader failed|pickle data was truncated|central directory$|Ran out of input",
         "a checkpoint is read that is not there yet, or not whole: another rank may still be writing it",
         "let rank 0 save, then dist.barrier() in all ranks, and only then load",
     ),
@@ -149,7 +155,7 @@ SYMPTOMS = (
     ),
     Symptom(
         "wait timed out",
-        r"Timed out waiting \d+ ?ms|wait timeout after|timed out after|Watchdog caught collective operation timeout",
+        r"Timed out waiting \d+ ?ms|^torch\.distributed\..*([Tt]imed out|wait timeout) after|Watchdog caught collective operation timeout",
         "a rank waited in a collective for longer than the timeout, and the others did not come",
         "look where the other ranks are; every rank must make the same calls, equally often",
     ),
