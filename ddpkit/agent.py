@@ -47,6 +47,7 @@ ASK_EVERY = 0.5
 """Seconds between two questions to each rank where it stands; twice that for more than 8 ranks."""
 LAST_STEPS = 10.0
 """Seconds that a rank has to end after all ranks have returned: for threads of its own and functions registered with atexit."""
+NOT_ENDING = f"(ended by ddpkit: its function had returned {LAST_STEPS:.0f} s before, and a thread or an atexit function of its own still ran)\n"
 
 
 def main(link: Link) -> None:
@@ -104,7 +105,10 @@ class Agent:
         self._start = start
         self._ranks: list[_Process] = []
         self._stopping = threading.Lock()
+        self._ending = False
         self._leave_by: float | None = None
+        self._short_of_memory = limits.kills_for_memory()
+        self._memory: dict[int, int] = {}
         self._ask_at = time.monotonic() + ASK_EVERY
 
     def run(self) -> None:
@@ -121,7 +125,7 @@ class Agent:
             # socket's queue.
             store = rendezvous.serve(listener, self._start.timeout)
             threading.Thread(target=self._obey, name="ddpkit-notebook", daemon=True).start()
-            self._link.send(Started([r.process.pid or 0 for r in self._ranks]))
+            self._link.send(Started([r.process.pid or 0 for r in self._ranks], rendezvous.gpus()))
             while not all(r.ended for r in self._ranks):
                 self._turn()
         finally:
@@ -188,7 +192,10 @@ class Agent:
                 waiting[r.output] = (r, "output")
         until = self._ask_at if self._leave_by is None else min(self._ask_at, self._leave_by)
         ready = wait(list(waiting), max(0.0, until - time.monotonic()))
-        if self._leave_by is not None and time.monotonic() >= self._leave_by:
+        if self._leave_by is not None and not self._ending and time.monotonic() >= self._leave_by:
+            for r in self._ranks:
+                if not r.ended:
+                    self._link.send(Output(r.number, NOT_ENDING.encode()))
             self._end_all(patience=0)
         if time.monotonic() >= self._ask_at:
             self._ask_at = time.monotonic() + ASK_EVERY * (1 if len(self._ranks) <= 8 else 2)
@@ -220,6 +227,7 @@ class Agent:
         message = decode(data)
         if isinstance(message, Stand):
             r.asked = False
+            self._memory[r.number] = message.memory
         if isinstance(message, (Value, Failure)):
             self._read_output(r, all_of_it=True)  # what was printed before it returned comes before what it returned
             r.done = True
@@ -278,12 +286,17 @@ class Agent:
             except (EOFError, OSError):
                 pass  # it wrote nothing
         r.crash.close()
-        call = bytes(r.last_call.value)
-        self._link.send(Ended(r.number, r.process.exitcode or 0, crash.decode(errors="replace"), json.loads(call) if call else None))
+        call, exitcode, memory = bytes(r.last_call.value), r.process.exitcode or 0, ""
+        if exitcode == -9 and not self._ending and limits.kills_for_memory() > self._short_of_memory:
+            memory = limits.memory_in_words()
+            if r.number in self._memory:
+                memory += f"; this rank held {self._memory[r.number] >> 20:,} MB when it was last looked at"
+        self._link.send(Ended(r.number, exitcode, crash.decode(errors="replace"), json.loads(call) if call else None, memory))
         self._let_leave()
 
     def _end_all(self, patience: float = PATIENCE) -> None:
         """End all ranks: politely first, where there is patience."""
+        self._ending = True
         if patience and sys.platform != "win32":
             self._signal_all(signal.SIGTERM)
             deadline = time.monotonic() + patience

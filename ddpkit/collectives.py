@@ -19,6 +19,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from ddpkit.messages import Calls, Stand
 
 KEPT = 2000
@@ -128,13 +130,13 @@ class Record:
         file = frame.f_code.co_filename.replace("\\", "/") if frame is not None else ""
         unfinished = self._last_work is not None and not self._last_work.is_completed()
         waits = bool(self._waiting) or file.endswith(_WAITS_IN) or (file.endswith(_ENGINE) and unfinished)
-        where = own_frames(frame) if waits else []
+        where = own_frames(frame)
         collective = None
         if waits and not any(entry[2] == "init_process_group" for entry in where):
             known = self.entries and (self._waiting or unfinished)
             collective = dict(self.entries[-1]) if known else {"op": _called_function(where), "number": 0, "group": ""}
         called = {g.name: g.called for g in self._groups}
-        return Stand(rank, time.monotonic(), time.process_time(), waits, collective, where, called)
+        return Stand(rank, time.monotonic(), time.process_time(), waits, collective, where, called, psutil.Process().memory_info().rss)
 
     def calls(self, rank: int) -> Calls:
         """All that is remembered, as a message: training repeats itself, so each kind of call is sent once."""

@@ -5,7 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ddpkit.spawn import Run
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,7 @@ class RankError(RuntimeError):
         cause: its exception as an object; None where there is none, or it cannot be pickled.
         output: what each rank had written, by rank.
         failures: every rank's own `RankFailure`, the root cause first.
+        run: the `Run` as far as it came, with what other ranks returned and logged. None where nothing was started.
     """
 
     def __init__(self, message: str, failures: Sequence[RankFailure] = (), output: Sequence[str] = ()) -> None:
@@ -46,6 +50,7 @@ class RankError(RuntimeError):
         self._report = message
         self.failures = tuple(failures)
         self.output = tuple(output)
+        self.run: Run | None = None
 
     @property
     def rank(self) -> int | None:
@@ -69,11 +74,11 @@ class RankDied(RankError):
 
 
 class RanksStuck(RankError):
-    """Ranks waited for each other for longer than `timeout`."""
+    """Ranks wait for each other for ever, or have waited longer than their timeout."""
 
 
 class RanksDisagree(RankError):
-    """Ranks called unlike collectives, or with unlike tensors, and nobody stood still: with gloo, the result is silent garbage."""
+    """Ranks called unlike collectives, or hold unlike copies of one DDP model, and nobody stood still: the result is silent garbage."""
 
 
 class LaunchFailed(RankError):

@@ -8,7 +8,7 @@ import re
 import signal
 import sys
 import sysconfig
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ddpkit import symptoms
@@ -65,7 +65,10 @@ def death_of(message: Ended) -> RankFailure:
             name = signal.Signals(-message.exitcode).name
         except ValueError:
             name = f"signal {-message.exitcode}"
-        return RankFailure(message.rank, name, _SIGNALS.get(name, f"its process was ended by {name}"), tuple(lines), died=True)
+        text = _SIGNALS.get(name, f"its process was ended by {name}")
+        if message.memory:
+            text = f"the system killed its process (SIGKILL, signal 9), because memory ran out: {message.memory}. Use fewer ranks or smaller batches"
+        return RankFailure(message.rank, name, text, tuple(lines), died=True)
     text = f"its process ended itself with exit status {message.exitcode} before its function returned (os._exit?), so there is no value"
     return RankFailure(message.rank, f"exit status {message.exitcode}", text, tuple(lines), died=True)
 
@@ -96,10 +99,17 @@ _SIGNALS = {
 }
 
 
-def error_of(failures: Sequence[RankFailure], nprocs: int, output: Sequence[str]) -> RankError:
-    """The exception for a run with these failures: the root cause first, what followed from it after."""
+def error_of(
+    failures: Sequence[RankFailure], nprocs: int, output: Sequence[str], elsewhere: Mapping[int, Stand] | None = None, returned: Sequence[int] = ()
+) -> RankError:
+    """The exception for a run with these failures: the root cause first, what followed from it after.
+
+    `elsewhere`: where ranks that have not returned were when they were last asked; `returned`: those that have.
+    """
     ordered = sorted(failures, key=lambda f: (f.follows, f.rank))
     first = ordered[0]
+    if not first.died and symptoms.is_timeout(_headline(first.kind, first.text)):
+        return _timed_out(ordered, nprocs, output, elsewhere or {}, returned)
     same = [f.rank for f in ordered[1:] if not f.follows and (f.kind, _numberless(f.text)) == (first.kind, _numberless(first.text))]
     others = [f for f in ordered[1:] if not f.follows and f.rank not in same]
     followers = [f for f in ordered[1:] if f.follows]
@@ -160,9 +170,43 @@ def stuck_of(stuck: Sequence[Stand], last: dict[int, Stand], returned: Sequence[
     return RanksStuck("\n".join([*text, cure]), failures, output)
 
 
+def _timed_out(
+    failures: Sequence[RankFailure], nprocs: int, output: Sequence[str], elsewhere: Mapping[int, Stand], returned: Sequence[int]
+) -> RanksStuck:
+    """A collective's own time limit has ended the wait before the kit was sure of a standstill, or while another rank still worked."""
+    first = failures[0]
+    waited = [f for f in failures if not f.follows and symptoms.is_timeout(_headline(f.kind, f.text))]
+    text = [f"{_ranks([f.rank for f in waited])} of {nprocs} waited longer than the timeout, and the others did not come."]
+    for failure in waited:
+        text += [f"rank {failure.rank} waited" + (f" in {failure.doing}" if failure.doing else ""), *(f"  {line}" for line in failure.lines)]
+    for rank in range(nprocs):
+        if rank in returned:
+            text.append(f"rank {rank} has returned")
+        elif rank in elsewhere and rank not in {f.rank for f in failures}:
+            text += [f"rank {rank} was here", *(f"  {line}" for line in _lines(elsewhere[rank].frames))]
+    text += [f"rank {f.rank} failed as well: {_headline(f.kind, f.text)}" for f in failures if f not in waited and not f.follows]
+    text.append(_headline(first.kind, first.text))
+    text.append(f"Try: {symptoms.find(_headline(first.kind, first.text)).cure}.")  # type: ignore[union-attr]  # it is the one that was found
+    return RanksStuck("\n".join(text), failures, output)
+
+
 def _numberless(text: str) -> str:
     """The same mistake in two ranks reads the same but for their numbers."""
     return re.sub(r"\d+", "#", text)
+
+
+def drift_of(difference: str, output: Sequence[str]) -> RanksDisagree:
+    """The exception for ranks whose copies of one DDP model are unlike at the end."""
+    return RanksDisagree(
+        "the ranks' copies of a DDP model have drifted apart: each rank has trained a model of its own.\n"
+        f"{difference}\n"
+        "Usually this means: a step went past the wrapper (model.module(x) instead of model(x), or a step under no_sync), "
+        "or parameters were changed after the model was wrapped.\n"
+        "Try: call the wrapper itself for each forward. If the copies are meant to differ (local SGD), switch this check off: "
+        'env={"DDPKIT_RECORD": "0"}. What the ranks returned is in error.run.',
+        (),
+        output,
+    )
 
 
 def disagreement_of(difference: str, output: Sequence[str]) -> RanksDisagree:

@@ -82,11 +82,7 @@ def _hard_limit_of_files() -> int | None:
 def _own_cgroups() -> dict[str, Path]:
     """The folders of the control groups that this process is in, by controller ("" for version 2). Empty where there are none."""
     folders: dict[str, Path] = {}
-    try:
-        lines = Path("/proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return folders
-    for line in lines:
+    for line in _lines(Path("/proc/self/cgroup")):
         _, controllers, path = line.split(":", 2)
         for controller in controllers.split(","):
             base = CGROUP if controller == "" else CGROUP / controller
@@ -140,13 +136,48 @@ def _cgroup_memory_left() -> int | None:
     return min(left) if left else None
 
 
+def kills_for_memory() -> int:
+    """How many processes Linux has killed for want of memory so far: in this control group, or on this machine where the group does not tell."""
+    for folder, name in _memory_groups():
+        for line in _lines(folder / {"": "memory.events", "memory": "memory.oom_control"}[name]):
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return next((int(line.split()[1]) for line in _lines(Path("/proc/vmstat")) if line.startswith("oom_kill ")), 0)
+
+
+def memory_in_words() -> str:
+    """The memory limit that counts here, and the highest use so far."""
+    best: tuple[int, int] | None = None
+    for folder, name in _memory_groups():
+        limits, peaks = (
+            (("memory.max",), ("memory.peak", "memory.current")) if name == "" else (("memory.limit_in_bytes",), ("memory.max_usage_in_bytes",))
+        )
+        for group in _up_to_root(folder):
+            limit = next((n for n in (_number(group / file) for file in limits) if n is not None), None)
+            peak = next((n for n in (_number(group / file) for file in peaks) if n is not None), None)
+            if limit is not None and peak is not None and limit < psutil.virtual_memory().total and (best is None or limit < best[0]):
+                best = (limit, peak)
+    if best is not None:
+        return f"this control group may use {best[0] >> 20:,} MB and has used up to {best[1] >> 20:,} MB"
+    memory = psutil.virtual_memory()
+    return f"this machine has {memory.total >> 20:,} MB, of which {memory.available >> 20:,} MB are available now"
+
+
+def _memory_groups() -> list[tuple[Path, str]]:
+    return [(folder, name) for name, folder in _own_cgroups().items() if name in ("", "memory")]
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        return path.read_text().splitlines()
+    except OSError:
+        return []
+
+
 def _reclaimable(folder: Path) -> int:
     """File pages that the kernel counts as used and gives back when somebody needs them."""
-    try:
-        for line in (folder / "memory.stat").read_text().splitlines():
-            name, value = line.split()
-            if name in ("inactive_file", "total_inactive_file"):
-                return int(value)
-    except (OSError, ValueError):
-        pass
+    for line in _lines(folder / "memory.stat"):
+        name, _, value = line.partition(" ")
+        if name in ("inactive_file", "total_inactive_file"):
+            return int(value)
     return 0

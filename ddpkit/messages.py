@@ -65,6 +65,8 @@ class Started:
     """Agent to notebook: all ranks are started."""
 
     pids: list[int]
+    gpus: int = 0
+    """How many GPUs this machine has for them."""
 
 
 @dataclass(frozen=True)
@@ -122,9 +124,11 @@ class Stand:
     collective: dict[str, Any] | None
     """The collective that it waits in; None where it waits in `init_process_group`. Without torch's hooks only its `op` is known."""
     frames: list[list[Any]]
-    """Where it waits: the user's own frames, as in `Failure`."""
+    """Where it is: the user's own frames, as in `Failure`."""
     called: dict[str, int]
     """How many collectives it has called, by group."""
+    memory: int = 0
+    """Bytes of memory that its process holds (resident)."""
 
 
 @dataclass(frozen=True)
@@ -134,6 +138,16 @@ class Calls:
     rank: int
     groups: dict[str, Any]
     """By group: `first`, the number of the first one that is remembered; `kinds`, the different ones; `sequence`, an index into them for each."""
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The parameters of a rank's DDP models, at its end."""
+
+    rank: int
+    models: list[dict[str, Any]]
+    """Each has `number` (in the order in which they were wrapped), `ranks` (of its process group), `name` (its class) and `parameters`: by name,
+    the sum of all bits, the norm and the mean."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +161,8 @@ class Ended:
     """What Python's faulthandler wrote in the moment of the crash: the stack of each thread."""
     last_call: dict[str, Any] | None = None
     """The last collective that it called."""
+    memory: str = ""
+    """Where the system killed it for want of memory: the limit and the use, in words."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +172,9 @@ class Trouble:
     text: str
 
 
-Message = Start | Stop | Leave | Ask | Started | Output | Metrics | Value | Failure | Stand | Calls | Ended | Trouble
+Message = Start | Stop | Leave | Ask | Started | Output | Metrics | Value | Failure | Stand | Calls | Weights | Ended | Trouble
 _KINDS: dict[str, Callable[..., Message]] = {
-    kind.__name__: kind for kind in (Start, Stop, Leave, Ask, Started, Output, Metrics, Value, Failure, Stand, Calls, Ended, Trouble)
+    kind.__name__: kind for kind in (Start, Stop, Leave, Ask, Started, Output, Metrics, Value, Failure, Stand, Calls, Weights, Ended, Trouble)
 }
 
 

@@ -27,13 +27,13 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-from ddpkit import collectives, limits, payload, rendezvous
+from ddpkit import collectives, drift, limits, payload, rendezvous
 from ddpkit.messages import Ask, Failure, Leave, Message, Metrics, Start, Value, decode, encode
 
 OUR_FOLDER = os.path.dirname(__file__) + os.sep
 CALL_SIZE = 1024
 RECORD = "DDPKIT_RECORD"
-"""Environment variable: "0" keeps no record of collectives. Then ranks that stand still are noticed only after `timeout`."""
+"""Environment variable: "0" keeps no record of collectives and of DDP models. Then ranks that stand still are noticed only after `timeout`."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +65,7 @@ class Rank:
         self._may_leave = threading.Event()
         self._last_call = place.last_call
         self.record = collectives.Record(self._note)
+        self.models = drift.Models()
 
     def send(self, message: Message) -> None:
         """Send to the notebook; from any thread."""
@@ -118,6 +119,7 @@ def main(_index: int, place: Place) -> None:
         _look_spawned(place.rank, start, place.port)
         if os.environ.get(RECORD) != "0":
             rank.record.attach()
+            rank.models.attach()
         stage = "unpickling the function"
         fn, args = payload.unpack_call(start.payload)
         stage = "running the function"
@@ -126,6 +128,7 @@ def main(_index: int, place: Place) -> None:
         packed = payload.pack_value(value)
         _flush()
         rank.send(Value(place.rank, packed))
+        rank.send(rank.models.weights(place.rank))
     except BaseException as error:  # the notebook must hear of everything that ended the function: SystemExit and KeyboardInterrupt too
         moment = time.monotonic()
         # Frames hold what the function held. A DataLoader's iterator that goes before the failure is sent holds it up: it waits for its workers.

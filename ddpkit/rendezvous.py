@@ -74,12 +74,20 @@ def environment(rank: int, nprocs: int, port: int, threads: int) -> dict[str, st
     return variables
 
 
+JOINED, ALL_JOINED = "ddpkit/joined", "ddpkit/all joined"
+"""In the group's store: how many ranks have joined it, and that all of them have."""
+JOINING = 5.0
+"""Seconds that a rank which leaves waits for others to join."""
 KEPT_FROM_USER = ("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")
 """Variables that are the user's to choose: where the notebook has them set, the kit does not set them."""
 
 
 def prepare_init(timeout: float) -> None:
-    """In a rank: make `init_process_group` check its variables, find whoever hosts the store, and wait no longer than `timeout` seconds."""
+    """In a rank: make `init_process_group` check its variables, find whoever hosts the store, and wait no longer than `timeout` seconds.
+
+    And `destroy_process_group` wait until all ranks have joined: gloo connects each rank with each, and one that has joined and leaves at once
+    closes connections that others are just making.
+    """
     import torch.distributed as dist
 
     kits_own = tuple(os.environ.get(name) for name in OWN_STORE)
@@ -95,7 +103,7 @@ def prepare_init(timeout: float) -> None:
                 "Call dist.destroy_process_group() before making another one."
             )
         given = signature.bind(*args, **kwargs).arguments
-        check_backend(given.get("backend"))
+        given["backend"] = choose_backend(given.get("backend"))
         given.setdefault("timeout", timedelta(seconds=timeout))
         if given.get("store") is None and given.get("init_method") in (None, "env://"):
             rank, world_size = given.get("rank", -1), given.get("world_size", -1)
@@ -107,11 +115,28 @@ def prepare_init(timeout: float) -> None:
                 # The agent's store still holds where the ranks listened for the last group: look in a part of it that is new.
                 store, rank, world_size = next(dist.rendezvous("env://", rank, world_size, timeout=given["timeout"]))
                 given |= {"store": dist.PrefixStore(f"again_{time}", store), "rank": rank, "world_size": world_size, "init_method": None}
-        return original(**given)
+        result = original(**given)
+        store = dist.distributed_c10d._get_default_store()
+        if store.add(JOINED, 1) == dist.get_world_size():
+            store.set(ALL_JOINED, "")
+        return result
+
+    original_destroy = dist.destroy_process_group
+
+    @wraps(original_destroy)
+    def destroy_process_group(group: Any = None) -> None:
+        if dist.is_initialized() and group in (None, dist.group.WORLD):
+            try:
+                dist.distributed_c10d._get_default_store().wait([ALL_JOINED], timedelta(seconds=JOINING))
+            except RuntimeError:
+                pass  # one of them will never join; its own error is the one to tell
+        original_destroy(group)
 
     # Both names: `from torch.distributed import init_process_group` in a cell is pickled as a name of the module that defines it.
-    dist.init_process_group = init_process_group
-    dist.distributed_c10d.init_process_group = init_process_group
+    modules: tuple[Any, Any] = (dist, dist.distributed_c10d)
+    for module in modules:
+        module.init_process_group = init_process_group
+        module.destroy_process_group = destroy_process_group
 
 
 def check_environment(variables: Mapping[str, str], *, needs_rank: bool = True, needs_world_size: bool = True) -> None:
@@ -143,16 +168,27 @@ def _whole_number(variables: Mapping[str, str], name: str, meaning: str) -> int:
         raise ValueError(f"{name} is {variables[name]!r}, which is not a whole number. It says {meaning}.") from None
 
 
-def check_backend(backend: object, count_gpus: Callable[[], int] | None = None) -> None:
-    """Raise ValueError where nccl is asked for and there is not a GPU for each rank of this machine: NCCL's own text names neither number."""
-    if str(backend).lower() != "nccl":
-        return
+def gpus() -> int:
+    """How many GPUs this process can use. Asking does not touch them, so a process that asks can still be copied."""
     import torch
 
-    gpus = (count_gpus or torch.cuda.device_count)()
-    ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    if gpus < ranks:
-        raise ValueError(
-            f'backend "nccl" wants one GPU for each rank: here are {ranks} rank{"s" * (ranks != 1)} and {gpus or "no"} GPU{"s" * (gpus != 1)}. '
-            f'Use backend "gloo"{f", or {gpus} rank" + "s" * (gpus != 1) if gpus else ""}.'
-        )
+    return int(torch.cuda.device_count())
+
+
+def choose_backend(backend: object, count_gpus: Callable[[], int] = gpus) -> str | None:
+    """The backend to use: the one that is asked for; where none is, gloo unless each rank of this machine has a GPU of its own.
+
+    (torch would take nccl for whatever is on a GPU, also where two ranks share one, which NCCL refuses.) None leaves the choice to torch. Raises
+    ValueError where nccl is asked for and there are too few GPUs: NCCL's own text names neither number.
+    """
+    if backend is not None and str(backend).lower() != "nccl":
+        return str(backend)
+    have, ranks = count_gpus(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    if have >= ranks:
+        return None if backend is None else str(backend)
+    if backend is None:
+        return "gloo"
+    raise ValueError(
+        f'backend "nccl" wants one GPU for each rank: here are {ranks} rank{"s" * (ranks != 1)} and {have or "no"} GPU{"s" * (have != 1)}. '
+        f'Use backend "gloo"{f", or {have} rank" + "s" * (have != 1) if have else ""}.'
+    )

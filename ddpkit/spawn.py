@@ -10,9 +10,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ddpkit import errors, explain, limits, supervise
+from ddpkit import drift, errors, explain, limits, supervise
 from ddpkit.collectives import Standstill, disagreement
-from ddpkit.messages import Calls, Ended, Failure, Message, Metrics, Output, Stand, Start, Started, Trouble, Value
+from ddpkit.messages import Calls, Ended, Failure, Message, Metrics, Output, Stand, Start, Started, Trouble, Value, Weights
 from ddpkit.payload import pack_call, unpack_value
 from ddpkit.transcript import Transcript
 
@@ -40,7 +40,8 @@ def spawn(
 
     `fn` may be anything callable: a function from a cell, a lambda, a closure. Each rank is a process of its own with a copy of what `fn`
     uses; nothing flows back but what it returns. The environment of a rank is the notebook's, plus what torchrun sets (RANK, LOCAL_RANK,
-    WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), so `torch.distributed.init_process_group("gloo")` needs no more.
+    WORLD_SIZE, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), so `torch.distributed.init_process_group("gloo")` needs no more. Without a backend
+    it takes nccl for tensors on GPUs where each rank has a GPU of its own (`cuda:LOCAL_RANK`), and gloo otherwise; `run.devices` says which.
 
     Args:
         fn: called as `fn(rank, *args)` in each rank, rank from 0 to nprocs - 1.
@@ -59,7 +60,8 @@ def spawn(
     Raises:
         TypeError, ValueError: an argument is wrong; nothing was started. (`NotPicklable`, a TypeError: what cannot be sent, by name.)
         RankFailed: a rank raised an exception. RankDied: a rank's process ended without a value. RanksStuck: ranks wait for each other for
-            ever. RanksDisagree: ranks called unlike collectives, and the result is garbage.
+            ever, or longer than `timeout`. RanksDisagree: ranks called unlike collectives, or hold unlike copies of one DDP model, so the result
+            is garbage. Each of these has the run, as far as it came, in `error.run`.
         LaunchFailed: no rank could be started.
         KeyboardInterrupt: the cell was interrupted; all ranks are gone by then.
     """
@@ -98,6 +100,7 @@ class Run:
         metrics: what each rank gave to `ddpkit.log`, by rank: a list of dicts.
         seconds: from the call to the end of the last rank.
         nprocs: the number of ranks.
+        devices: the device that is each rank's own, by rank: "cuda:0", "cuda:1", … (by LOCAL_RANK) where there is a GPU for each, else "cpu".
         name: the function's name.
     """
 
@@ -106,6 +109,7 @@ class Run:
         self.nprocs = nprocs
         self.values: list[Any] = [None] * nprocs
         self.metrics: list[list[dict[str, Any]]] = [[] for _ in range(nprocs)]
+        self.devices = ["cpu"] * nprocs
         self.seconds = 0.0
         keep = min(KEEP_EACH, KEEP_IN_ALL // nprocs)
         self.transcripts = [Transcript(keep) for _ in range(nprocs)]
@@ -115,6 +119,7 @@ class Run:
         self._failures: dict[int, errors.RankFailure] = {}
         self._standstill = Standstill(nprocs)
         self._calls: dict[int, Calls] = {}
+        self._weights: dict[int, Weights] = {}
 
     @property
     def output(self) -> list[str]:
@@ -144,7 +149,8 @@ class Run:
         from ddpkit import show
 
         began = time.monotonic()
-        trouble, started, stop_at, error = "", False, None, None
+        trouble, started, stop_at = "", False, None
+        error: errors.RankError | None = None
         with show.watch(self) if view else show.nothing() as screen, supervise.Job(start) as job:
             for message in job.events():
                 now = time.monotonic()
@@ -152,6 +158,8 @@ class Run:
                     trouble = message.text
                 elif isinstance(message, Started):
                     started = True
+                    if message.gpus >= self.nprocs:
+                        self.devices = [f"cuda:{rank}" for rank in range(self.nprocs)]
                 elif message is not None:
                     self._take(message, screen)
                 if not self._failures and stop_at is None and (stuck := self._standstill.stuck(self._returned)):
@@ -171,13 +179,22 @@ class Run:
             if error is None and not self._failures and len(self._returned) < self.nprocs:
                 reason = trouble or job.why_gone() or "the agent, which starts and watches the ranks, is gone without a word (was it killed?)."
                 what = "The ranks were lost while they ran" if started else "The ranks could not be started"
-                raise errors.LaunchFailed(f"{what}: {reason}", (), self.output)
+                error = errors.LaunchFailed(f"{what}: {reason}", (), self.output)
+        error = error or self._verdict()
         if error is not None:
+            error.run = self
             raise error
-        if not self._failures and (difference := disagreement(self._calls)):
-            raise explain.disagreement_of(difference, self.output)
+
+    def _verdict(self) -> errors.RankError | None:
+        """What the run has ended in, once all ranks are gone; None where all is well."""
         if self._failures:
-            raise explain.error_of(list(self._failures.values()), self.nprocs, self.output)
+            elsewhere = {rank: stand for rank, stand in self._standstill.last().items() if rank not in self._returned}
+            return explain.error_of(list(self._failures.values()), self.nprocs, self.output, elsewhere, sorted(self._returned))
+        if unlike := disagreement(self._calls):
+            return explain.disagreement_of(unlike, self.output)
+        if unlike := drift.difference(self._weights):
+            return explain.drift_of(unlike, self.output)
+        return None
 
     def _take(self, message: Message, screen: Any) -> None:
         if isinstance(message, (Value, Failure, Ended)):
@@ -197,6 +214,8 @@ class Run:
             self._failures[message.rank] = explain.failure_of(message)
         elif isinstance(message, Calls):
             self._calls[message.rank] = message
+        elif isinstance(message, Weights):
+            self._weights[message.rank] = message
         elif isinstance(message, Stand):
             self._standstill.hear(message)
         elif isinstance(message, Ended):

@@ -19,6 +19,7 @@ class Symptom:
     cure: str
 
 
+TIMEOUT = "wait timed out"
 SYMPTOMS = (
     Symptom(  # pytorch/pytorch#43259
         "unused parameters",
@@ -154,10 +155,10 @@ SYMPTOMS = (
         "ask in the notebook and pass the answer in args",
     ),
     Symptom(
-        "wait timed out",
+        TIMEOUT,
         r"Timed out waiting \d+ ?ms|^torch\.distributed\..*([Tt]imed out|wait timeout) after|Watchdog caught collective operation timeout",
         "a rank waited in a collective for longer than the timeout, and the others did not come",
-        "look where the other ranks are; every rank must make the same calls, equally often",
+        "look where the other ranks are: every rank must make the same calls, equally often; where one only needs longer, give a longer timeout",
     ),
 )
 
@@ -165,3 +166,9 @@ SYMPTOMS = (
 def find(headline: str) -> Symptom | None:
     """The known symptom that an exception shows, given "Type: text"; None for an unknown one."""
     return next((symptom for symptom in SYMPTOMS if re.search(symptom.pattern, headline)), None)
+
+
+def is_timeout(headline: str) -> bool:
+    """Whether an exception says that a wait for other ranks was given up."""
+    symptom = find(headline)
+    return symptom is not None and symptom.name == TIMEOUT

@@ -711,7 +711,7 @@ def test_a_thread_that_never_ends(start_method):
 
     began = time.monotonic()
     run = ddpkit.spawn(train, start_method=start_method, view=False)
-    assert run.values == [0, 10]
+    assert run.values == [0, 10] and run.output == ["", agent.NOT_ENDING]
     assert agent.LAST_STEPS <= time.monotonic() - began < agent.LAST_STEPS + BOUND[start_method]
 
 

@@ -56,6 +56,48 @@ def test_the_report_comes_within_five_seconds_of_standing_still():
     assert seconds < 5
 
 
+def test_a_wait_that_a_timeout_ends_says_where_the_other_ranks_are(start_method):
+    """One rank works for longer than the other may wait. That is no standstill, and gloo's own text names no rank and no line."""
+
+    def train(rank):
+        from datetime import timedelta
+
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", timeout=timedelta(seconds=2))
+        dist.all_reduce(torch.ones(3))
+        ddpkit.log(step=rank)
+        if rank == 0:
+            dist.all_reduce(torch.ones(3))  # waits
+        while True:  # works
+            pass
+
+    error, seconds = stuck(train, start_method=start_method)
+    text = str(error)
+    assert text.startswith("rank 0 of 2 waited longer than the timeout, and the others did not come.\n")
+    assert "rank 0 waited in all_reduce (float32 [3], number 2 of the default group)" in text and "  # waits" in text
+    assert "rank 1 was here\n  " in text and "  # works" in text
+    assert "Timed out waiting 2000ms" in text and "give a longer timeout" in text
+    assert error.rank == 0 and error.run.metrics == [[{"step": 0}], [{"step": 1}]]
+    assert seconds < (10 if start_method == "forkserver" else 40)
+
+
+def test_a_wait_that_a_timeout_ends_after_the_other_rank_has_returned():
+    def train(rank):
+        from datetime import timedelta
+
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo", timeout=timedelta(milliseconds=200))
+        if rank == 0:
+            dist.all_reduce(torch.ones(3))
+
+    error, _ = stuck(train)
+    assert "rank 1 has returned" in str(error)
+
+
 def test_unlike_collectives_are_named():
     def train(rank):
         import torch

@@ -153,9 +153,16 @@ def test_environment_variables_of_a_group(change, words):
 
 def test_nccl_wants_a_gpu_for_each_rank(monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    rendezvous.check_backend("nccl", lambda: 2)
-    rendezvous.check_backend("gloo", lambda: 0)
+    assert rendezvous.choose_backend("nccl", lambda: 2) == "nccl"
     with pytest.raises(ValueError, match=r'2 ranks and 1 GPU. Use backend "gloo", or 1 rank'):
-        rendezvous.check_backend("nccl", lambda: 1)
+        rendezvous.choose_backend("nccl", lambda: 1)
     with pytest.raises(ValueError, match=r'2 ranks and no GPUs. Use backend "gloo"'):
-        rendezvous.check_backend("nccl", lambda: 0)
+        rendezvous.choose_backend("nccl", lambda: 0)
+
+
+def test_the_backend_where_none_is_asked_for(monkeypatch):
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert rendezvous.choose_backend(None, lambda: 2) is None  # torch's own choice: nccl on GPUs, gloo on the CPU
+    assert rendezvous.choose_backend(None, lambda: 1) == "gloo"  # nccl would refuse two ranks on one GPU
+    assert rendezvous.choose_backend("gloo", lambda: 2) == "gloo"
+    assert rendezvous.choose_backend("cpu:gloo,cuda:nccl", lambda: 0) == "cpu:gloo,cuda:nccl"

@@ -9,8 +9,8 @@ import pytest
 
 import ddpkit
 from ddpkit import explain
-from ddpkit.errors import RankDied, RankFailed, RankFailure
-from ddpkit.messages import Ended, Failure
+from ddpkit.errors import RankDied, RankFailed, RankFailure, RanksStuck
+from ddpkit.messages import Ended, Failure, Stand
 from ddpkit.symptoms import SYMPTOMS, find
 
 # Known symptoms, each in an error that torch or Python really raises.
@@ -340,7 +340,7 @@ def test_symptoms_that_need_two_ranks():
     means = {symptom.name: symptom.means for symptom in SYMPTOMS}
     assert means["models differ"] in report(models)
     assert means["tensors differ"] in report(tensors, ddpkit.RankDied)
-    assert means["wait timed out"] in report(late)
+    assert "waited longer than the timeout" in report(late, ddpkit.RanksStuck)
 
 
 def test_parameters_without_a_gradient_are_named():
@@ -470,6 +470,25 @@ def test_errors_of_the_users_own_connections_do_not_follow(kind, text):
     assert not raised(kind, text).follows
 
 
+def test_several_ranks_whose_wait_was_given_up():
+    late = "Timed out waiting 1000ms for recv operation to complete"
+    failures = [failure(2, "RuntimeError", late, doing="barrier"), failure(0, "RuntimeError", late), failure(1, "RuntimeError", GONE, follows=True)]
+    elsewhere = {r: Stand(r, 0.0, 0.0, False, None, [["a.py", 7, "train", "load()"]], {}) for r in range(4)}
+    error = explain.error_of([*failures, failure(4, "KeyError", "'x'")], 6, [""] * 6, elsewhere, [5])
+    assert type(error) is RanksStuck and error.rank == 0
+    assert str(error).splitlines()[:-1] == [
+        "ranks 0 and 2 of 6 waited longer than the timeout, and the others did not come.",
+        "rank 0 waited",
+        "rank 2 waited in barrier",
+        "rank 3 was here",
+        "  a.py, line 7, in train",
+        "      load()",
+        "rank 5 has returned",
+        "rank 4 failed as well: KeyError: 'x'",
+        f"RuntimeError: {late}",
+    ]
+
+
 # How a process died.
 
 
@@ -491,6 +510,14 @@ def test_how_a_process_died(exitcode, kind, words):
     death = explain.death_of(Ended(1, exitcode))
     assert (death.rank, death.kind, death.died, death.follows, death.cause) == (1, kind, True, False, None)
     assert words in death.text and death.lines == ()
+
+
+def test_a_process_that_was_killed_for_want_of_memory():
+    death = explain.death_of(Ended(1, -9, memory="this control group may use 512 MB and has used up to 512 MB"))
+    assert death.text == (
+        "the system killed its process (SIGKILL, signal 9), because memory ran out: this control group may use 512 MB and has used up to 512 MB. "
+        "Use fewer ranks or smaller batches"
+    )
 
 
 CRASH = """Fatal Python error: Segmentation fault

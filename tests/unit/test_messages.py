@@ -10,7 +10,25 @@ from dataclasses import fields
 import pytest
 
 from ddpkit import messages
-from ddpkit.messages import Ask, Calls, Ended, Failure, Leave, Link, Metrics, Output, Stand, Start, Started, Stop, Trouble, Value, decode, encode
+from ddpkit.messages import (
+    Ask,
+    Calls,
+    Ended,
+    Failure,
+    Leave,
+    Link,
+    Metrics,
+    Output,
+    Stand,
+    Start,
+    Started,
+    Stop,
+    Trouble,
+    Value,
+    Weights,
+    decode,
+    encode,
+)
 
 RAW = bytes(range(256)) * 3
 CALL = {"group": "default group", "number": 3, "op": "all_reduce", "root": -1, "dtype": "float32", "shapes": [[2, 3], []]}
@@ -52,6 +70,8 @@ ALL = [
     Calls(1, {"default group": {"first": 1, "kinds": [CALL], "sequence": [0, 0]}}),
     Ended(1, -9, "Fatal Python error: é", CALL),
     Ended(0, 0),
+    Ended(0, -9, memory="1 MB"),
+    Weights(1, [{"number": 0, "ranks": [0, 1], "name": "Net", "parameters": {"weight": [-(2**62), 0.1, float("inf")]}}]),
     Trouble("it\nfailed"),
 ]
 
