@@ -1,4 +1,4 @@
-"""`python -m tests.bench launch` and `python -m tests.bench train`."""
+"""`python -m tests.bench launch`, `python -m tests.bench train` and `python -m tests.bench record`."""
 
 from __future__ import annotations
 
@@ -20,6 +20,9 @@ def main() -> int:
     tool = tools.add_parser("train", help="step time and epoch time of the MNIST lesson, in a notebook and under torchrun")
     tool.add_argument("--ranks", type=int, nargs="+", default=[2], metavar="N", help="numbers of ranks (default: 2)")
     tool.add_argument("--rounds", type=int, default=5, metavar="N", help="runs of each (default: 5)")
+    tool = tools.add_parser("record", help="the same in a notebook, with the record of collectives and without: what the record costs")
+    tool.add_argument("--ranks", type=int, nargs="+", default=[2], metavar="N", help="numbers of ranks (default: 2)")
+    tool.add_argument("--rounds", type=int, default=5, metavar="N", help="runs of each (default: 5)")
     for tool in tools.choices.values():
         tool.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     options = parser.parse_args()
@@ -34,7 +37,7 @@ def main() -> int:
     if options.tool == "launch":
         figures = launch.measure(options.ranks, options.repeat, options.launchers)
     else:
-        figures = train.measure(options.ranks, options.rounds)
+        figures = train.measure(options.ranks, options.rounds, train.TORCHRUN if options.tool == "train" else train.NO_RECORD)
     if options.json:
         options.json.write_text(json.dumps({"machine": about, options.tool: figures}, indent=2) + "\n")
     return 0

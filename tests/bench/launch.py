@@ -55,6 +55,8 @@ def _row(name: str, nprocs: int, repeat: int) -> dict[str, Any] | None:
     row["own"] = statistics.median(call["return"] - call["end"] for call in later)
     pairs = "".join(f" {row[f'first_{m}']:7.2f} / {row[f'again_{m}']:6.3f}" for m in ("all_reduce", "step", "return"))
     print(f"{name:28}{pairs} {row['own']:9.3f} {len(seen['calls']):5} {row['ranks_mb']:9,.0f} {row['all_mb']:7,.0f}", flush=True)
+    if seen["crashes"]:
+        print(f"{'':28} {len(seen['crashes'])} more calls crashed and were made again: {', '.join(sorted(set(seen['crashes'])))}", flush=True)
     return row
 
 

@@ -1,4 +1,8 @@
-"""Step time and epoch time of the MNIST lesson: from a cell of a real notebook kernel that shows the output live, and under torchrun."""
+"""Step time and epoch time of the MNIST lesson, in two ways by turns.
+
+From a cell of a real notebook kernel that shows the output live, beside torchrun; or in such a cell with the record of collectives, beside
+without.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +18,18 @@ from typing import Any
 
 from ddpkit.data import mnist_root
 from tests.bench import lesson, machine
+from tests.bench.launchers import TRIES
 from tests.kernels import Kernel
 
 SECONDS = 300
 """Of one training, more than enough."""
 
 
-def measure(ranks: list[int], rounds: int) -> list[dict[str, Any]]:
-    """Measure and print, the two by turns; returns one row for each number of ranks."""
+KIT, TORCHRUN, NO_RECORD = "ddpkit.spawn", "torchrun", "ddpkit.spawn without record"
+
+
+def measure(ranks: list[int], rounds: int, other: str) -> list[dict[str, Any]]:
+    """Measure and print, ddpkit.spawn and the other by turns; returns one row for each number of ranks."""
     root, rows = mnist_root(), []
     os.environ.update(machine.ENVIRONMENT)
     for nprocs in ranks:
@@ -32,8 +40,8 @@ def measure(ranks: list[int], rounds: int) -> list[dict[str, Any]]:
         with Kernel() as kernel:
             kernel.check("import ddpkit\nfrom tests.bench.lesson import train")
             ways: dict[str, Callable[[str], None]] = {
-                "ddpkit.spawn": lambda out: _in_a_cell(kernel, nprocs, root, out),
-                "torchrun": lambda out: _torchrun(nprocs, root, out),
+                KIT: lambda out: _in_a_cell(kernel, nprocs, root, out),
+                other: lambda out: _torchrun(nprocs, root, out) if other == TORCHRUN else _in_a_cell(kernel, nprocs, root, out, DDPKIT_RECORD="0"),
             }
             seen: dict[str, list[dict[str, Any]]] = {name: [] for name in ways}
             for number in range(rounds):
@@ -53,9 +61,9 @@ def measure(ranks: list[int], rounds: int) -> list[dict[str, Any]]:
             row[name] = {what: statistics.median(v for figures in seen[name] for v in figures[what]) for what in ("steps", "epochs", "cpu")}
             print(f"all       {name} {_of(seen[name])}")
         for what in ("steps", "epochs", "cpu"):
-            row[f"throughput_by_{what}"] = row["torchrun"][what] / row["ddpkit.spawn"][what]
+            row[f"throughput_by_{what}"] = row[other][what] / row[KIT][what]
         print(
-            f"ddpkit.spawn has {row['throughput_by_steps']:.3f} of torchrun's throughput by the median step, "
+            f"{KIT} has {row['throughput_by_steps']:.3f} of the throughput of {other} by the median step, "
             f"{row['throughput_by_epochs']:.3f} by the median epoch, {row['throughput_by_cpu']:.3f} by the ranks' processor time "
             "(1 is equal, more is faster)",
             flush=True,
@@ -64,16 +72,22 @@ def measure(ranks: list[int], rounds: int) -> list[dict[str, Any]]:
     return rows
 
 
-def _in_a_cell(kernel: Kernel, nprocs: int, root: str, out: str) -> None:
+def _in_a_cell(kernel: Kernel, nprocs: int, root: str, out: str, **env: str) -> None:
     # allow_stdin is how a kernel knows that a person watches: the output is then drawn while the ranks train.
-    cell = kernel.check(f"ddpkit.spawn(train, ({root!r}, {out!r}), {nprocs}).seconds", allow_stdin=True, timeout=SECONDS)
+    cell = kernel.check(f"ddpkit.spawn(train, ({root!r}, {out!r}), {nprocs}, env={env}).seconds", allow_stdin=True, timeout=SECONDS)
     if not cell.updates:
         raise RuntimeError("the output was not shown live")
 
 
 def _torchrun(nprocs: int, root: str, out: str) -> None:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={nprocs}"]
-    machine.run([*command, lesson.__file__, root, out], SECONDS)
+    for again in reversed(range(TRIES)):
+        try:
+            machine.run([*command, lesson.__file__, root, out], SECONDS)
+            break
+        except RuntimeError:
+            if not again:
+                raise
 
 
 def _figures(out: str, nprocs: int) -> dict[str, Any]:
