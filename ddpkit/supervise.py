@@ -137,12 +137,13 @@ forkserver = Forkserver()
 atexit.register(forkserver.close)
 
 
-def _agent_as_child() -> tuple[Link, subprocess.Popen[bytes]]:
+def _agent_as_child(errors: IO[Any]) -> tuple[Link, subprocess.Popen[bytes]]:
     """An agent as a process of its own, where there is no fork (Windows). It loads torch first."""
     process = subprocess.Popen(
         [sys.executable, "-c", _RUN_AGENT, json.dumps(sys.path)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=errors,
         env=os.environ | {INSIDE: "agent"},
         start_new_session=True,
         creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),
@@ -162,13 +163,14 @@ def _temporary_folder() -> str:
 class Job:
     """One run's agent, seen from the notebook. Use as a context manager: leaving it ends whatever still runs, whatever happened."""
 
-    def __init__(self, start: Start, *, fork: bool = CAN_FORK) -> None:
+    def __init__(self, start: Start) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._forked = fork
-        if fork:
+        self._errors: IO[Any] | None = None
+        if CAN_FORK:
             self._link = forkserver.agent()
         else:
-            self._link, self._process = _agent_as_child()
+            self._errors = tempfile.TemporaryFile(prefix="ddpkit-")  # noqa: SIM115 (closed at the end of the run)
+            self._link, self._process = _agent_as_child(self._errors)
         self._folder = _temporary_folder()
         self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._gone = threading.Event()
@@ -208,7 +210,10 @@ class Job:
 
     def why_gone(self) -> str:
         """Why the agent is gone, where that is known."""
-        return forkserver.why_gone() if self._forked else ""
+        if self._errors is None:
+            return forkserver.why_gone()
+        self._errors.seek(0)
+        return str(self._errors.read().decode(errors="backslashreplace").strip())
 
     def __enter__(self) -> Job:
         return self
@@ -228,6 +233,8 @@ class Job:
                 except subprocess.TimeoutExpired:
                     self._process.kill()
                     self._process.wait()
+            if self._errors is not None:
+                self._errors.close()
             shutil.rmtree(self._folder, ignore_errors=True)
 
 
