@@ -151,7 +151,8 @@ class Run:
         began = time.monotonic()
         trouble, started, stop_at = "", False, None
         error: errors.RankError | None = None
-        with show.watch(self) if view else show.nothing() as screen, supervise.Job(start) as job:
+        watch = show.watch(self) if view else show.nothing()
+        with supervise.Interrupts() as interrupts, watch as screen, supervise.Job(start, interrupts) as job:
             for message in job.events():
                 now = time.monotonic()
                 if isinstance(message, Trouble):

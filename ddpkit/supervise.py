@@ -17,8 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import IO, Any
 
@@ -155,34 +154,113 @@ def _agent_as_child(errors: IO[Any]) -> tuple[Link, subprocess.Popen[bytes]]:
 def _temporary_folder() -> str:
     """A new folder that only this user can read. In memory, where that can be had: a file for each rank takes 2 ms on a disk."""
     try:
-        return tempfile.mkdtemp(prefix="ddpkit-run-", dir="/dev/shm")
+        return tempfile.mkdtemp(prefix=f"ddpkit-{os.getpid()}-", dir="/dev/shm")
     except OSError:
-        return tempfile.mkdtemp(prefix="ddpkit-run-")
+        return tempfile.mkdtemp(prefix=f"ddpkit-{os.getpid()}-")
+
+
+class Interrupts:
+    """Ctrl-C, or the notebook's stop button, while a run is followed. A context manager.
+
+    Raised at just any line, as Python does it, a second KeyboardInterrupt would break the clean-up after the first. So one is raised where the
+    run's events are read, and nowhere else, however often the button is pressed. One that comes too late for that is raised at the end.
+    """
+
+    def __init__(self) -> None:
+        self.pressed = False
+        self.wake: Callable[[], None] = lambda: None
+        """Called at each press: ends the wait for the next event."""
+        self.cleaning = False
+        """From now on nothing is raised before the end."""
+        self._since = 0.0
+        self._before: Any = None
+
+    def __enter__(self) -> Interrupts:
+        if threading.current_thread() is threading.main_thread():  # no other is ever interrupted
+            self._before = signal.signal(signal.SIGINT, self._press)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: Any) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+        if kind is None and self.pressed:
+            raise KeyboardInterrupt
+
+    def check(self) -> None:
+        """Raise KeyboardInterrupt if the button was pressed."""
+        if self.pressed and not self.cleaning:
+            raise KeyboardInterrupt
+
+    def _press(self, *_: Any) -> None:
+        now = time.monotonic()
+        if not self.pressed:
+            self.pressed, self._since = True, now
+        self.wake()
+        if now - self._since > PATIENCE and not self.cleaning:
+            raise KeyboardInterrupt  # nobody reads events: code of the user's own runs here and does not end, while a value is unpickled
 
 
 class Job:
-    """One run's agent, seen from the notebook. Use as a context manager: leaving it ends whatever still runs, whatever happened."""
+    """One run's agent, seen from the notebook. A context manager: leaving it ends whatever still runs, whatever happened."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, interrupts: Interrupts) -> None:
+        self._start = start
+        self._interrupts = interrupts
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[Any] | None = None
-        if CAN_FORK:
-            self._link = forkserver.agent()
-        else:
-            self._errors = tempfile.TemporaryFile(prefix="ddpkit-")  # noqa: SIM115 (closed at the end of the run)
-            self._link, self._process = _agent_as_child(self._errors)
-        self._folder = _temporary_folder()
-        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
+        self._link: Link | None = None
+        self._reader: threading.Thread | None = None
+        self._folder = ""
+        self._messages: queue.SimpleQueue[Message | type[KeyboardInterrupt] | None] = queue.SimpleQueue()
         self._gone = threading.Event()
-        self._reader = threading.Thread(target=self._read, name="ddpkit-run", daemon=True)
-        self._reader.start()
-        try:
-            self._link.send(replace(start, folder=self._folder))
-        except OSError:
-            pass  # it died; `events` ends, and the caller asks `why_gone`
 
-    def _read(self) -> None:
-        while (message := self._link.receive()) is not None:
+    def __enter__(self) -> Job:
+        self._interrupts.wake = lambda: self._messages.put(KeyboardInterrupt)
+        try:
+            if CAN_FORK:
+                self._link = forkserver.agent()
+            else:
+                self._errors = tempfile.TemporaryFile(prefix="ddpkit-")
+                self._link, self._process = _agent_as_child(self._errors)
+            self._folder = _temporary_folder()
+            self._reader = threading.Thread(target=self._read, args=(self._link,), name="ddpkit-run", daemon=True)
+            self._reader.start()
+            try:
+                self._link.send(replace(self._start, folder=self._folder))
+            except OSError:
+                pass  # it died; `events` ends, and the caller asks `why_gone`
+        except BaseException:
+            self._close()
+            raise
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self._interrupts.cleaning = True
+        if not self._gone.is_set():
+            self.stop()
+            self._gone.wait(PATIENCE)
+        self._close()
+
+    def _close(self) -> None:
+        # Where the agent itself does not answer, hanging up is what ends it: its ranks die with it.
+        if self._link is not None:
+            self._link.hang_up()
+            if self._reader is not None:
+                self._reader.join(PATIENCE)
+            self._link.close()
+        if self._process is not None:
+            try:
+                self._process.wait(PATIENCE)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        if self._errors is not None:
+            self._errors.close()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _read(self, link: Link) -> None:
+        while (message := link.receive()) is not None:
             self._messages.put(message)
         self._gone.set()
         self._messages.put(None)
@@ -191,6 +269,7 @@ class Job:
         """What comes from the run, as it comes, and None every `tick` seconds in which nothing does. Ends with the agent."""
         due = time.monotonic() + tick
         while True:
+            self._interrupts.check()
             try:
                 message = self._messages.get(timeout=max(0.0, due - time.monotonic()))
             except queue.Empty:
@@ -199,10 +278,12 @@ class Job:
                 continue
             if message is None:
                 return
-            yield message
+            if not isinstance(message, type):
+                yield message
 
     def stop(self) -> None:
         """Ask the agent to end all ranks. `events` goes on until they are gone."""
+        assert self._link is not None
         try:
             self._link.send(Stop())
         except OSError:
@@ -214,41 +295,3 @@ class Job:
             return forkserver.why_gone()
         self._errors.seek(0)
         return str(self._errors.read().decode(errors="backslashreplace").strip())
-
-    def __enter__(self) -> Job:
-        return self
-
-    def __exit__(self, *_: Any) -> None:
-        with uninterrupted():
-            if not self._gone.is_set():
-                self.stop()
-                self._gone.wait(PATIENCE)
-            # Where the agent itself does not answer, hanging up is what ends it: its ranks die with it.
-            self._link.hang_up()
-            self._reader.join(PATIENCE)
-            self._link.close()
-            if self._process is not None:
-                try:
-                    self._process.wait(PATIENCE)
-                except subprocess.TimeoutExpired:
-                    self._process.kill()
-                    self._process.wait()
-            if self._errors is not None:
-                self._errors.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
-
-
-@contextmanager
-def uninterrupted() -> Iterator[None]:
-    """Let no Ctrl-C break a clean-up. The first one that comes meanwhile is raised after it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield  # only the main thread is ever interrupted
-        return
-    pressed = []
-    before = signal.signal(signal.SIGINT, lambda *_: pressed.append(True))
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
-    if pressed and sys.exc_info()[0] is None:
-        raise KeyboardInterrupt

@@ -38,9 +38,16 @@ def snapshot() -> dict[str, object]:
             for c in _connections(p)
             if c.status == psutil.CONN_LISTEN
         ),
-        "shared memory": sorted(os.listdir("/dev/shm")) if os.path.isdir("/dev/shm") else [],
+        "shared memory": sorted(filter(_ours, os.listdir("/dev/shm"))) if os.path.isdir("/dev/shm") else [],
         "temporary files": sorted(p.name for p in temp.iterdir() if p.name.startswith(("ddpkit", "pytorch-errorfile", "pymp-"))),
     }
+
+
+def _ours(name: str) -> bool:
+    """False for the folder of a run of another notebook (or another test) that is going on."""
+    kit, _, rest = name.partition("-")
+    pid = rest.partition("-")[0]
+    return not (kit == "ddpkit" and pid.isdigit() and int(pid) != os.getpid() and psutil.pid_exists(int(pid)))
 
 
 def _connections(process: psutil.Process) -> list[psutil._common.pconn]:

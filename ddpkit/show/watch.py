@@ -82,8 +82,6 @@ def nothing() -> Iterator[Screen]:
 @contextmanager
 def watch(run: Any) -> Iterator[Screen]:
     """Show a run while it goes on, and its output as a still picture in the end, however it ends."""
-    from ddpkit.supervise import uninterrupted
-
     if _kernel() is None:
         yield _Terminal(run.nprocs)
         return
@@ -91,8 +89,7 @@ def watch(run: Any) -> Iterator[Screen]:
     try:
         yield notebook if _somebody_watches() else _Nowhere()
     finally:
-        with uninterrupted():
-            notebook.draw(run)
+        notebook.draw(run)
 
 
 def _kernel() -> Any:

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
 import time
 
 import psutil
+import pytest
 
+import ddpkit
+from ddpkit import supervise
 from tests.kernels import Kernel
 
 
@@ -40,3 +46,74 @@ def train(rank):
         assert cell.error == "KeyboardInterrupt" and cell.seconds < 3
         assert not psutil.wait_procs(ranks, timeout=3)[1]
         kernel.check("assert ddpkit.spawn(lambda rank: rank).values == [0, 1]")
+
+
+@pytest.fixture
+def harmless():
+    """Ctrl-C does nothing here, outside of runs: presses may come before and after one."""
+    handler = lambda *_: None  # noqa: E731
+    before = signal.signal(signal.SIGINT, handler)
+    yield handler
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.parametrize("start", ["at once", "when the ranks run"])
+def test_a_button_pressed_a_hundred_times(start, harmless, nothing_left, tmp_path):
+    """No press may break the clean-up after an earlier one."""
+
+    def train(rank, here):
+        (here / str(rank)).touch()
+        while True:
+            try:
+                time.sleep(600)
+            except KeyboardInterrupt:
+                pass
+
+    def press():
+        while start == "when the ranks run" and not all((tmp_path / str(rank)).exists() for rank in range(2)):
+            time.sleep(0.001)
+        for _ in range(100):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.002)
+
+    pressing = threading.Thread(target=press)
+    pressing.start()
+    with pytest.raises(KeyboardInterrupt):
+        ddpkit.spawn(train, (tmp_path,), view=False)
+    pressing.join()
+    assert signal.getsignal(signal.SIGINT) is harmless
+    assert ddpkit.spawn(lambda rank: rank, view=False).values == [0, 1]
+
+
+loading = threading.Event()
+
+
+def load_for_ever():
+    loading.set()
+    while True:
+        time.sleep(0.01)
+
+
+class Slow:
+    def __reduce__(self):
+        return load_for_ever, ()
+
+
+def test_a_value_that_takes_for_ever_to_unpickle(harmless, nothing_left, monkeypatch):
+    """Code of the user's own runs in the notebook then. A second press ends it."""
+    monkeypatch.setattr(supervise, "PATIENCE", 0.5)
+
+    def make(rank):
+        from tests.faults.test_interrupted import Slow
+
+        return Slow()
+
+    def press():
+        if loading.wait(60):
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.6)
+            os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press).start()
+    with pytest.raises(KeyboardInterrupt):
+        ddpkit.spawn(make, nprocs=1, view=False)
