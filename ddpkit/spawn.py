@@ -152,8 +152,9 @@ class Run:
         trouble, started, stop_at = "", False, None
         error: errors.RankError | None = None
         watch = show.watch(self) if view else show.nothing()
-        with supervise.Interrupts() as interrupts, watch as screen, supervise.Job(start, interrupts) as job:
+        with supervise.Interrupts() as interrupts, watch as screen, supervise.Job(start) as job:
             for message in job.events():
+                interrupts.check()
                 now = time.monotonic()
                 if isinstance(message, Trouble):
                     trouble = message.text

@@ -17,7 +17,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import IO, Any
 
@@ -168,10 +168,7 @@ class Interrupts:
 
     def __init__(self) -> None:
         self.pressed = False
-        self.wake: Callable[[], None] = lambda: None
-        """Called at each press: ends the wait for the next event."""
-        self.cleaning = False
-        """From now on nothing is raised before the end."""
+        self._raised = False
         self._since = 0.0
         self._before: Any = None
 
@@ -188,34 +185,32 @@ class Interrupts:
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if the button was pressed."""
-        if self.pressed and not self.cleaning:
+        if self.pressed:
+            self._raised = True  # what follows is clean-up
             raise KeyboardInterrupt
 
     def _press(self, *_: Any) -> None:
         now = time.monotonic()
         if not self.pressed:
             self.pressed, self._since = True, now
-        self.wake()
-        if now - self._since > PATIENCE and not self.cleaning:
+        if now - self._since > PATIENCE and not self._raised:
             raise KeyboardInterrupt  # nobody reads events: code of the user's own runs here and does not end, while a value is unpickled
 
 
 class Job:
     """One run's agent, seen from the notebook. A context manager: leaving it ends whatever still runs, whatever happened."""
 
-    def __init__(self, start: Start, interrupts: Interrupts) -> None:
+    def __init__(self, start: Start) -> None:
         self._start = start
-        self._interrupts = interrupts
         self._process: subprocess.Popen[bytes] | None = None
         self._errors: IO[Any] | None = None
         self._link: Link | None = None
         self._reader: threading.Thread | None = None
         self._folder = ""
-        self._messages: queue.SimpleQueue[Message | type[KeyboardInterrupt] | None] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[Message | None] = queue.SimpleQueue()
         self._gone = threading.Event()
 
     def __enter__(self) -> Job:
-        self._interrupts.wake = lambda: self._messages.put(KeyboardInterrupt)
         try:
             if CAN_FORK:
                 self._link = forkserver.agent()
@@ -235,7 +230,6 @@ class Job:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._interrupts.cleaning = True
         if not self._gone.is_set():
             self.stop()
             self._gone.wait(PATIENCE)
@@ -269,7 +263,6 @@ class Job:
         """What comes from the run, as it comes, and None every `tick` seconds in which nothing does. Ends with the agent."""
         due = time.monotonic() + tick
         while True:
-            self._interrupts.check()
             try:
                 message = self._messages.get(timeout=max(0.0, due - time.monotonic()))
             except queue.Empty:
@@ -278,8 +271,7 @@ class Job:
                 continue
             if message is None:
                 return
-            if not isinstance(message, type):
-                yield message
+            yield message
 
     def stop(self) -> None:
         """Ask the agent to end all ranks. `events` goes on until they are gone."""
