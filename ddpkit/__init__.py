@@ -9,6 +9,7 @@ run.values                              # what each rank returned
 from __future__ import annotations
 
 import os as _os
+from typing import Any as _Any
 
 from ddpkit import explore
 from ddpkit.course.checks import check, hint, solution
@@ -17,6 +18,7 @@ from ddpkit.doctor import doctor
 from ddpkit.errors import LaunchFailed, RankDied, RankError, RankFailed, RanksDisagree, RanksStuck
 from ddpkit.metrics import log
 from ddpkit.payload import NotPicklable
+from ddpkit.ranks import Ranks
 from ddpkit.spawn import Run, spawn
 from ddpkit.supervise import INSIDE as _INSIDE
 from ddpkit.supervise import forkserver as _forkserver
@@ -27,6 +29,7 @@ __all__ = [
     "RankDied",
     "RankError",
     "RankFailed",
+    "Ranks",
     "RanksDisagree",
     "RanksStuck",
     "Run",
@@ -40,6 +43,13 @@ __all__ = [
     "spawn",
 ]
 __version__ = "0.1.0"
+
+
+def load_ipython_extension(shell: _Any) -> None:
+    """`%load_ext ddpkit`: gives the notebook `%ranks` and `%%ranks`."""
+    from ddpkit.magics import RanksMagics
+
+    shell.register_magics(RanksMagics)
 
 
 def _wants_warmth() -> bool:

@@ -34,7 +34,26 @@ from typing import Any
 import psutil
 
 from ddpkit import limits, rank, rendezvous
-from ddpkit.messages import Ask, Ended, Failure, Leave, Link, Message, Output, Stand, Start, Started, Stop, Trouble, Value, decode, encode
+from ddpkit.messages import (
+    Ask,
+    Deliver,
+    Done,
+    Ended,
+    Failure,
+    Interrupt,
+    Leave,
+    Link,
+    Output,
+    Shown,
+    Stand,
+    Start,
+    Started,
+    Stop,
+    Trouble,
+    Value,
+    decode,
+    encode,
+)  # fmt: skip
 
 CHUNK = 1 << 16
 """Bytes of output read at a time: what a pipe holds on Linux."""
@@ -86,9 +105,11 @@ class _Process:
         self.done = False
         """It has returned or failed, and waits until it may leave."""
         self.ended = False
-        self.may_be_told = True
-        """False while another thread still writes to it."""
+        self.told = threading.Lock()
+        """Held while something is written to it."""
         self.asked = False
+        self.busy = True
+        """False for a rank that stays and has nothing to do."""
         # multiprocessing's sentinel is the end of a pipe that a rank's own children hold as well: it would tell of the rank's death only
         # after theirs. Linux has a descriptor for the process itself.
         try:
@@ -164,7 +185,7 @@ class Agent:
             self._ranks.append(_Process(number, process, control, output, crash, last_call))
             if not forked:
                 # In a thread: the pipe is full long before the rank has loaded torch and reads it.
-                self._ranks[-1].may_be_told = False
+                self._ranks[-1].told.acquire()
                 threading.Thread(target=_send_start, args=(self._ranks[-1], control, encode(self._start)), daemon=True).start()
 
     def _descriptors(self, listener: socket.socket, *newest: Connection) -> tuple[int, ...]:
@@ -178,6 +199,13 @@ class Agent:
         while (message := self._link.receive()) is not None:
             if isinstance(message, Stop):
                 self._end_all()
+            elif isinstance(message, Deliver):
+                for r in (self._ranks[number] for number in message.ranks):
+                    r.busy = True
+                    with r.told:
+                        _send(r, message.payload)
+            elif isinstance(message, Interrupt):
+                self._signal_all(signal.SIGINT, message.ranks)
         self._end_all(patience=0)
 
     def _turn(self) -> None:
@@ -200,9 +228,10 @@ class Agent:
         if time.monotonic() >= self._ask_at:
             self._ask_at = time.monotonic() + ASK_EVERY * (1 if len(self._ranks) <= 8 else 2)
             for r in self._ranks:
-                if not r.done and not r.asked:  # one that does not answer (stopped, or busy in compiled code) is not asked again
-                    r.asked = r.may_be_told
-                    self._tell(Ask(), [r])
+                if r.busy and not r.done and not r.asked and r.told.acquire(blocking=False):
+                    r.asked = True  # one that does not answer (stopped, or busy in compiled code) is not asked again
+                    _send(r, encode(Ask()))
+                    r.told.release()
         sizes = [0]
         events = [waiting[thing] for thing in ready]
         for r, what in events:
@@ -228,9 +257,11 @@ class Agent:
         if isinstance(message, Stand):
             r.asked = False
             self._memory[r.number] = message.memory
-        if isinstance(message, (Value, Failure)):
+        if isinstance(message, (Value, Failure, Shown, Done)):
             self._read_output(r, all_of_it=True)  # what was printed before it returned comes before what it returned
-            r.done = True
+            r.done = not self._start.stays
+        if isinstance(message, Done):
+            r.busy = False
         self._link.send_encoded(data)
         self._let_leave()
 
@@ -238,15 +269,9 @@ class Agent:
         """When the last rank is done, all may close their connections."""
         if self._leave_by is None and all(r.done or r.ended for r in self._ranks):
             self._leave_by = time.monotonic() + LAST_STEPS
-            self._tell(Leave(), self._ranks)
-
-    def _tell(self, message: Message, ranks: list[_Process]) -> None:
-        for r in ranks:
-            if r.control is not None and r.may_be_told:
-                try:
-                    r.control.send_bytes(encode(message))
-                except OSError:
-                    pass  # it is dying, and its end is about to be seen
+            for r in self._ranks:
+                with r.told:
+                    _send(r, encode(Leave()))
 
     def _read_output(self, r: _Process, all_of_it: bool = False) -> int:
         """Pass on what is there now, which may be nothing; returns the size of the last piece."""
@@ -304,11 +329,11 @@ class Agent:
                 time.sleep(0.01)
         self._signal_all(signal.SIGKILL if sys.platform != "win32" else signal.SIGTERM)
 
-    def _signal_all(self, number: int) -> None:
+    def _signal_all(self, number: int, ranks: list[int] | None = None) -> None:
         with self._stopping:
-            for r in self._ranks:
+            for r in self._ranks if ranks is None else [self._ranks[rank] for rank in ranks]:
                 if not r.ended and r.process.pid:
-                    if number == signal.SIGTERM or not _end_group(r.process.pid):
+                    if number in (signal.SIGTERM, signal.SIGINT) or not _end_group(r.process.pid):
                         try:
                             os.kill(r.process.pid, number)
                         except ProcessLookupError:
@@ -318,9 +343,18 @@ class Agent:
 def _send_start(r: _Process, control: Connection, data: bytes) -> None:
     try:
         control.send_bytes(data)
-        r.may_be_told = True
     except OSError:
         pass  # the rank died before it read its function; its end tells the story
+    finally:
+        r.told.release()
+
+
+def _send(r: _Process, data: bytes) -> None:
+    try:
+        if r.control is not None:
+            r.control.send_bytes(data)
+    except OSError:
+        pass  # it is dying, and its end is about to be seen
 
 
 def _end_group(pid: int | None) -> bool:

@@ -24,6 +24,8 @@ _FOLLOW_ON = re.compile(
 )
 """How gloo and the store say that another rank is gone: in a RuntimeError or one of torch's. Python's own ConnectionError is somebody else's: of
 a download, of a DataLoader's worker."""
+WAITS = "waits"
+"""The kind of "failure" of a rank that has not failed and waits for others."""
 LAST_FRAMES = 3
 """Frames of libraries that are shown where none is the user's."""
 MANY_FRAMES = 16
@@ -100,11 +102,16 @@ _SIGNALS = {
 
 
 def error_of(
-    failures: Sequence[RankFailure], nprocs: int, output: Sequence[str], elsewhere: Mapping[int, Stand] | None = None, returned: Sequence[int] = ()
+    failures: Sequence[RankFailure],
+    nprocs: int,
+    output: Sequence[str],
+    elsewhere: Mapping[int, Stand] | None = None,
+    returned: Sequence[int] = (),
+    note: str = "",
 ) -> RankError:
     """The exception for a run with these failures: the root cause first, what followed from it after.
 
-    `elsewhere`: where ranks that have not returned were when they were last asked; `returned`: those that have.
+    `elsewhere`: where ranks that have not returned were when they were last asked; `returned`: those that have; `note`: a last line.
     """
     ordered = sorted(failures, key=lambda f: (f.follows, f.rank))
     first = ordered[0]
@@ -113,7 +120,7 @@ def error_of(
     same = [f.rank for f in ordered[1:] if not f.follows and (f.kind, _numberless(f.text)) == (first.kind, _numberless(first.text))]
     others = [f for f in ordered[1:] if not f.follows and f.rank not in same]
     followers = [f for f in ordered[1:] if f.follows]
-    who = f"rank {first.rank} of {nprocs}" if not same else f"{_ranks([first.rank, *same])} of {nprocs}"
+    who = f"rank {first.rank} of {nprocs}" if not same else f"{ranks_in_words([first.rank, *same])} of {nprocs}"
     last = output[first.rank].rstrip().rpartition("\n")[2] if first.died else ""
     if first.died:
         text = [f"{who} died: {first.text}.", *(f"  {line}" for line in first.lines)]
@@ -125,31 +132,46 @@ def error_of(
     if symptom is not None:
         text += [f"Usually this means: {symptom.means}.", f"Try: {symptom.cure}."]
     if same:
-        text.append(f"{'All ranks' if len(same) == nprocs - 1 else _ranks([first.rank, *same])} failed in the same way.")
+        text.append(f"{'All ranks' if len(same) == nprocs - 1 else ranks_in_words([first.rank, *same])} failed in the same way.")
     text += [f"rank {f.rank} failed as well: {_headline(f.kind, f.text)}" for f in others]
     if followers:
-        text.append(f"Follow-on, only because a peer was gone: {_ranks([f.rank for f in followers])}.")
+        gone, wait = ([f.rank for f in followers if (f.kind == WAITS) == waits] for waits in (False, True))
+        text += [f"Follow-on, only because a peer was gone: {ranks_in_words(gone)}."] if gone else []
+        text += [f"Waiting for it in a collective, for ever: {ranks_in_words(wait)}."] if wait else []
         text += [f"rank {f.rank}'s last collective was {f.doing}." for f in followers if f.doing and first.died]
     if last:
         text.append(f"Its last words: {last}")
+    text += [note] if note else []
     kind = RankDied if first.died or first.kind == "SystemExit" else RankFailed
     return kind("\n".join(text), ordered, output)
 
 
-def stuck_of(stuck: Sequence[Stand], last: dict[int, Stand], returned: Sequence[int], name: str, output: Sequence[str]) -> RanksStuck:
-    """The exception for ranks that wait for ever: rank by rank where it waits, who never comes, and what would cure it."""
+def followers_of(stuck: Sequence[Stand]) -> list[RankFailure]:
+    """Ranks that stay, and wait for one that has failed."""
+    return [
+        RankFailure(stand.rank, WAITS, "for a rank that has failed", doing=describe(stand.collective) if stand.collective else "", follows=True)
+        for stand in stuck
+    ]
+
+
+def stuck_of(stuck: Sequence[Stand], last: dict[int, Stand], returned: Sequence[int], name: str, output: Sequence[str], note: str = "") -> RanksStuck:
+    """The exception for ranks that wait for ever: rank by rank where it waits, who never comes, and what would cure it.
+
+    `name`: the function that ranks have returned from; empty for ranks that stay, which have ended a cell. `note`: a last line.
+    """
     numbers = [stand.rank for stand in stuck]
-    text = [f"{_ranks(numbers)} wait{'s' * (len(numbers) == 1)} for ever: every rank waits for another or has ended."]
+    text = [f"{ranks_in_words(numbers)} wait{'s' * (len(numbers) == 1)} for ever: every rank waits for another or has ended."]
     failures = []
     for stand in stuck:
         what = describe(stand.collective) if stand.collective else "init_process_group, for other ranks to come"
         lines = _lines(stand.frames)
         text += [f"rank {stand.rank} waits in {what}", *(f"  {line}" for line in lines)]
-        failures.append(RankFailure(stand.rank, "waits", what, tuple(lines)))
+        failures.append(RankFailure(stand.rank, WAITS, what, tuple(lines)))
     for rank in returned:
         called = last[rank].called if rank in last else {}
         groups = ", ".join(f"{count} in the {group}" for group, count in called.items())
-        text.append(f"rank {rank} has returned from {name}" + (f", after these collectives: {groups}" if groups else ""))
+        ended = f"has returned from {name}" if name else "has nothing to do"
+        text.append(f"rank {rank} {ended}" + (f", after these collectives: {groups}" if groups else ""))
     difference = first_difference(stuck)
     if difference is not None:
         one, other = difference
@@ -167,7 +189,7 @@ def stuck_of(stuck: Sequence[Stand], last: dict[int, Stand], returned: Sequence[
             "Every rank must make the same calls, equally often. Look for a collective, a backward or a forward of the DDP model that only some "
             "ranks reach: under `if rank == 0`, after a `break`, or in loops of unlike length (make them equal by a DistributedSampler, or use join)."
         )
-    return RanksStuck("\n".join([*text, cure]), failures, output)
+    return RanksStuck("\n".join([*text, cure, *([note] if note else [])]), failures, output)
 
 
 def _timed_out(
@@ -176,7 +198,7 @@ def _timed_out(
     """A collective's own time limit has ended the wait before the kit was sure of a standstill, or while another rank still worked."""
     first = failures[0]
     waited = [f for f in failures if not f.follows and symptoms.is_timeout(_headline(f.kind, f.text))]
-    text = [f"{_ranks([f.rank for f in waited])} of {nprocs} waited longer than the timeout, and the others did not come."]
+    text = [f"{ranks_in_words([f.rank for f in waited])} of {nprocs} waited longer than the timeout, and the others did not come."]
     for failure in waited:
         text += [f"rank {failure.rank} waited" + (f" in {failure.doing}" if failure.doing else ""), *(f"  {line}" for line in failure.lines)]
     for rank in range(nprocs):
@@ -220,7 +242,8 @@ def disagreement_of(difference: str, output: Sequence[str]) -> RanksDisagree:
     )
 
 
-def _ranks(numbers: Sequence[int]) -> str:
+def ranks_in_words(numbers: Sequence[int]) -> str:
+    """`rank 2`, `ranks 0 and 1`, `ranks 0, 1 and 3`."""
     words = [str(n) for n in sorted(numbers)]
     return f"rank {words[0]}" if len(words) == 1 else f"ranks {', '.join(words[:-1])} and {words[-1]}"
 
@@ -252,6 +275,9 @@ def _lines(frames: list[list[Any]], only_own: bool = False) -> list[str]:
     if not any(own) and not only_own:
         own[-LAST_FRAMES:] = [True] * len(own[-LAST_FRAMES:])
     shown = [number for number, mine in enumerate(own) if mine]
+    if any(map(_is_own, frames)):  # what called the user's code (IPython, in ranks that stay) is nobody's business
+        frames, own = frames[shown[0] :], own[shown[0] :]
+        shown = [number - shown[0] for number in shown]
     for number in shown[MANY_FRAMES // 2 : -MANY_FRAMES // 2]:  # endless recursion: its beginning and its end tell all
         own[number] = False
     lines: list[str] = []
@@ -283,6 +309,8 @@ def _package(filename: str) -> str:
 
 def place_name(filename: str) -> str:
     """A file as a person knows it: "Cell In[3]" for a notebook's cell, else a path from here."""
+    if cell := re.fullmatch(r"<(Cell In\[\d+\])>", filename):  # code of ranks that stay
+        return cell[1]
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
     if shell is not None:
         names = getattr(shell.compile, "_filename_map", {})

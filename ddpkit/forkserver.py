@@ -35,6 +35,7 @@ PRELOAD = (
     "cloudpickle",
     "ddpkit.agent",
     "ddpkit.metrics",
+    "ddpkit.shell",  # with IPython
 )
 READY, FAILED = b"R", b"F"
 HUGE = 2 << 20

@@ -41,6 +41,8 @@ class Start:
     threads: int
     timeout: float
     payload: bytes = field(repr=False)
+    stays: bool = False
+    """The ranks live on and do what they are told, cell by cell. `payload` is empty then."""
     folder: str = ""
     """A private folder for the files that `multiprocessing` makes in the agent and the ranks. It is made, and goes, with the run."""
 
@@ -48,6 +50,65 @@ class Start:
 @dataclass(frozen=True)
 class Stop:
     """Notebook to agent: end all ranks now."""
+
+
+@dataclass(frozen=True)
+class Deliver:
+    """Notebook to agent: hand a message on to these ranks. Only ranks that stay are told more than one thing."""
+
+    ranks: list[int]
+    payload: bytes = field(repr=False)
+    """The message, encoded."""
+
+
+@dataclass(frozen=True)
+class Interrupt:
+    """Notebook to agent: interrupt what these ranks run, as Ctrl-C does."""
+
+    ranks: list[int]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """Notebook to a rank that stays: run this code."""
+
+    number: int
+    """Given back in `Done`."""
+    name: str
+    """Stands for a file's name in tracebacks: `<Cell In[3]>`."""
+    source: str
+
+
+@dataclass(frozen=True)
+class Get:
+    """Notebook to a rank that stays: what is the value of this expression?"""
+
+    number: int
+    expression: str
+
+
+@dataclass(frozen=True)
+class Put:
+    """Notebook to a rank that stays: these names have these values now."""
+
+    number: int
+    payload: bytes = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A rank that stays to notebook: something to show, by MIME type; bytes as base64."""
+
+    rank: int
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Done:
+    """A rank that stays to notebook: that is done, well or not."""
+
+    rank: int
+    number: int
 
 
 @dataclass(frozen=True)
@@ -172,9 +233,54 @@ class Trouble:
     text: str
 
 
-Message = Start | Stop | Leave | Ask | Started | Output | Metrics | Value | Failure | Stand | Calls | Weights | Ended | Trouble
+Message = (
+    Start
+    | Stop
+    | Deliver
+    | Interrupt
+    | Cell
+    | Get
+    | Put
+    | Shown
+    | Done
+    | Leave
+    | Ask
+    | Started
+    | Output
+    | Metrics
+    | Value
+    | Failure
+    | Stand
+    | Calls
+    | Weights
+    | Ended
+    | Trouble
+)
 _KINDS: dict[str, Callable[..., Message]] = {
-    kind.__name__: kind for kind in (Start, Stop, Leave, Ask, Started, Output, Metrics, Value, Failure, Stand, Calls, Weights, Ended, Trouble)
+    kind.__name__: kind
+    for kind in (
+        Start,
+        Stop,
+        Deliver,
+        Interrupt,
+        Cell,
+        Get,
+        Put,
+        Shown,
+        Done,
+        Leave,
+        Ask,
+        Started,
+        Output,
+        Metrics,
+        Value,
+        Failure,
+        Stand,
+        Calls,
+        Weights,
+        Ended,
+        Trouble,
+    )
 }
 
 
@@ -190,7 +296,7 @@ def decode(data: bytes) -> Message:
     (length,) = _LENGTH.unpack_from(data)
     start = _LENGTH.size + length
     name, values = json.loads(data[_LENGTH.size : start])
-    if name in ("Start", "Output", "Value", "Failure"):
+    if "payload" in _KINDS[name].__dataclass_fields__:  # type: ignore[attr-defined]
         values["payload"] = data[start:]
     return _KINDS[name](**values)
 

@@ -13,6 +13,7 @@ import linecache
 import logging
 import multiprocessing.util
 import os
+import queue
 import random
 import re
 import signal
@@ -66,6 +67,8 @@ class Rank:
         self._last_call = place.last_call
         self.record = collectives.Record(self._note)
         self.models = drift.Models()
+        self.inbox: queue.SimpleQueue[Message] = queue.SimpleQueue()
+        """For a rank that stays: what it is to do."""
 
     def send(self, message: Message) -> None:
         """Send to the notebook; from any thread."""
@@ -92,6 +95,8 @@ class Rank:
                         self._may_leave.set()
                     elif isinstance(message, Ask):
                         self.send(self.record.stand(self.number, _own_frames))
+                    else:
+                        self.inbox.put(message)
             except (EOFError, OSError):
                 end_own_group()
 
@@ -120,21 +125,25 @@ def main(_index: int, place: Place) -> None:
         if os.environ.get(RECORD) != "0":
             rank.record.attach()
             rank.models.attach()
+        if start.stays:
+            from ddpkit import shell  # only here: IPython is not everybody's
+
+            shell.serve(rank)
         stage = "unpickling the function"
         fn, args = payload.unpack_call(start.payload)
         stage = "running the function"
         value = fn(place.rank, *args)
         stage = "pickling the returned value"
         packed = payload.pack_value(value)
-        _flush()
+        flush()
         rank.send(Value(place.rank, packed))
         rank.send(rank.models.weights(place.rank))
     except BaseException as error:  # the notebook must hear of everything that ended the function: SystemExit and KeyboardInterrupt too
         moment = time.monotonic()
         # Frames hold what the function held. A DataLoader's iterator that goes before the failure is sent holds it up: it waits for its workers.
         traceback_of_error = error.__traceback__  # noqa: F841
-        _flush()
-        rank.send(_failure(place.rank, stage, error, moment))
+        flush()
+        rank.send(failure(place.rank, stage, error, moment))
     rank.send(rank.record.stand(rank.number, _own_frames))
     rank.send(rank.record.calls(rank.number))
     rank.wait_to_leave()
@@ -211,7 +220,8 @@ def _look_spawned(rank: int, start: Start, port: int) -> None:
         rendezvous.prepare_init(start.timeout)
 
 
-def _failure(rank: int, stage: str, error: BaseException, moment: float) -> Failure:
+def failure(rank: int, stage: str, error: BaseException, moment: float) -> Failure:
+    """An exception, as a message."""
     errors: list[dict[str, Any]] = []
     seen: set[int] = set()
     link: BaseException | None = error
@@ -269,7 +279,8 @@ def _plain(stack: Iterable[traceback.FrameSummary]) -> list[list[Any]]:
     return [[f.filename, f.lineno or 0, f.name, f.line or ""] for f in stack if not f.filename.startswith(OUR_FOLDER)]
 
 
-def _flush() -> None:
+def flush() -> None:
+    """Let all that was printed be on its way."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -289,7 +300,7 @@ def _leave() -> None:
                 thread.join()
         atexit._run_exitfuncs()  # no public name does this without ending the interpreter as well
     finally:
-        _flush()
+        flush()
         os._exit(0)
 
 

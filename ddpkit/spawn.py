@@ -65,26 +65,22 @@ def spawn(
         LaunchFailed: no rank could be started.
         KeyboardInterrupt: the cell was interrupted; all ranks are gone by then.
     """
-    _check_nprocs(nprocs)
+    check_nprocs(nprocs)
     _check_args(fn, args)
-    method = _check_start_method(start_method)
-    overrides = _check_env(env)
-    _check_timeout(timeout)
+    method = check_start_method(start_method)
+    overrides = check_env(env)
+    check_timeout(timeout)
     if os.environ.get(supervise.INSIDE) == "rank":
         raise RuntimeError("ddpkit.spawn was called inside a rank. Call it from the notebook: a rank is one of the processes that it starts.")
     limits.check_ranks(nprocs, method)
     start = Start(
         nprocs=nprocs,
         start_method=method,
-        environment=dict(os.environ),
         overrides=overrides,
-        cwd=os.getcwd(),
-        sys_path=[path or os.getcwd() for path in sys.path],
-        argv=_argv(),
-        sources=_sources(),
         threads=limits.threads_per_rank(nprocs),
         timeout=float(timeout),
         payload=pack_call(fn, args),
+        **notebook_state(),
     )
     run = Run(getattr(fn, "__name__", type(fn).__name__), nprocs)
     run._follow(start, view)
@@ -226,7 +222,19 @@ class Run:
                 self._failures[message.rank] = explain.death_of(message)
 
 
-def _check_nprocs(nprocs: object) -> None:
+def notebook_state() -> dict[str, Any]:
+    """What ranks take over from the notebook, as it is now: fields of `Start`."""
+    return {
+        "environment": dict(os.environ),
+        "cwd": os.getcwd(),
+        "sys_path": [path or os.getcwd() for path in sys.path],
+        "argv": _argv(),
+        "sources": _sources(),
+    }
+
+
+def check_nprocs(nprocs: object) -> None:
+    """Raise TypeError or ValueError for what is no number of ranks."""
     if isinstance(nprocs, bool) or not isinstance(nprocs, int):
         raise TypeError(f"nprocs is the number of ranks, a whole number such as 2; it is {nprocs!r}, a {type(nprocs).__name__}.")
     if nprocs < 1:
@@ -254,7 +262,8 @@ def _check_args(fn: object, args: object) -> None:
         ) from None
 
 
-def _check_start_method(start_method: object) -> str:
+def check_start_method(start_method: object) -> str:
+    """The start method to use. Raises ValueError for an unknown one, or one that this platform lacks."""
     if start_method is None:
         return "forkserver" if supervise.CAN_FORK else "spawn"
     if start_method not in START_METHODS:
@@ -267,7 +276,8 @@ def _check_start_method(start_method: object) -> str:
     return str(start_method)
 
 
-def _check_env(env: object) -> dict[str, str]:
+def check_env(env: object) -> dict[str, str]:
+    """A copy of what was given as `env`. Raises TypeError or ValueError for what no environment can hold."""
     if env is None:
         return {}
     if not isinstance(env, Mapping):
@@ -285,7 +295,8 @@ def _check_env(env: object) -> dict[str, str]:
     return dict(env)
 
 
-def _check_timeout(timeout: object) -> None:
+def check_timeout(timeout: object) -> None:
+    """Raise ValueError for what is no number of seconds."""
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
         raise ValueError(f"timeout is the number of seconds that ranks may wait for each other, more than 0; it is {timeout!r}.")
 

@@ -275,11 +275,15 @@ class Job:
 
     def stop(self) -> None:
         """Ask the agent to end all ranks. `events` goes on until they are gone."""
+        self.tell(Stop())
+
+    def tell(self, message: Message) -> None:
+        """Send the agent a message."""
         assert self._link is not None
         try:
-            self._link.send(Stop())
+            self._link.send(message)
         except OSError:
-            pass  # they are gone already
+            pass  # all are gone already, and `events` says so
 
     def why_gone(self) -> str:
         """Why the agent is gone, where that is known."""

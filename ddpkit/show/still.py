@@ -55,6 +55,11 @@ def output_html(run: Run) -> str:
     return f'<div style="{style}">{"".join(blocks)}</div>'
 
 
+def output_bundle(run: Run) -> dict[str, str]:
+    """Both, for Jupyter."""
+    return {"text/plain": output_text(run), "text/html": output_html(run)}
+
+
 def text_of(run: Run) -> str:
     """A run in words: what the ranks wrote, where that is not on the screen already, and what they returned."""
     ranks = f"{run.nprocs} rank{'s' * (run.nprocs != 1)}"

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
-from ddpkit.show import still
+from ddpkit.show import still, together
 
 INTERVAL = 0.1
 """Seconds between two updates, at least."""
@@ -47,7 +47,8 @@ class _Terminal(_Nowhere):
 
 
 class _Notebook(_Nowhere):
-    def __init__(self) -> None:
+    def __init__(self, bundle: Callable[[Any], dict[str, str]]) -> None:
+        self._bundle = bundle
         self._handle: Any = None
         self._due = 0.0
         self._last = ""
@@ -62,11 +63,10 @@ class _Notebook(_Nowhere):
     def draw(self, run: Any) -> None:
         from IPython.display import display
 
-        text = still.output_text(run)
-        if not text or text == self._last:
+        bundle = self._bundle(run)
+        if not bundle["text/plain"] or bundle["text/plain"] == self._last:
             return
-        self._last = text
-        bundle = {"text/plain": text, "text/html": still.output_html(run)}
+        self._last = bundle["text/plain"]
         if self._handle is None:
             self._handle = display(bundle, raw=True, display_id=True)
         else:
@@ -85,11 +85,29 @@ def watch(run: Any) -> Iterator[Screen]:
     if _kernel() is None:
         yield _Terminal(run.nprocs)
         return
-    notebook = _Notebook()
+    with _in_notebook(run, still.output_bundle) as screen:
+        yield screen
+
+
+@contextmanager
+def watch_cells(cells: Any) -> Iterator[Screen]:
+    """Show what ranks that stay do in a cell, while they do it."""
+    if _kernel() is not None:
+        with _in_notebook(cells, together.bundle_of) as screen:
+            yield screen
+        return
+    yield _Nowhere()
+    if text := together.text_of(cells):
+        print(text, flush=True)
+
+
+@contextmanager
+def _in_notebook(thing: Any, bundle: Callable[[Any], dict[str, str]]) -> Iterator[Screen]:
+    notebook = _Notebook(bundle)
     try:
         yield notebook if _somebody_watches() else _Nowhere()
     finally:
-        notebook.draw(run)
+        notebook.draw(thing)
 
 
 def _kernel() -> Any:
