@@ -33,7 +33,8 @@ class RanksMagics(Magics):
         """
         what = line.strip()
         if cell is not None:
-            self._running().run(f"\n{cell}", _some(what) if what else None)  # the line of the magic is the first of the cell
+            # Lines are counted as in the notebook, where the magic is the first. (IPython drops an empty line there.)
+            self._running().run(cell if cell.startswith("%%") else f"#\n{cell}", _some(what) if what else None)
         elif what.isdigit():
             if self._ranks is not None:
                 self._ranks.stop()

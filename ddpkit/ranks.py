@@ -167,9 +167,12 @@ class Ranks:
         return f"{self.nprocs} ranks: " + ", ".join(f"{states.count(state)} {state}" for state in dict.fromkeys(states))
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
-        from ddpkit.show import together
+        from ddpkit import show
 
-        return {"text/plain": repr(self), "text/html": together.card(self.status())}
+        bundle = {"text/plain": repr(self)}
+        if show.somebody_watches():  # process ids and memory are other numbers each time, and no part of a saved notebook
+            bundle["text/html"] = show.card(self.status())
+        return bundle
 
     def _take_what_came(self) -> None:
         """What came since the last cell: a rank may have died."""
@@ -258,6 +261,11 @@ class Ranks:
         if pressed:
             raise KeyboardInterrupt
         output = cells.output
+        if waiting and not failed and not stuck:
+            assert self._job is not None
+            why = self._job.why_gone() or "the agent, which starts and watches the ranks, is gone without a word (was it killed?)."
+            self.stop()
+            raise errors.LaunchFailed(f"The ranks were lost: {why}", (), output)
         if failed:
             failed += explain.followers_of(stuck)
             raise explain.error_of(failed, self.nprocs, output, note=note)
@@ -330,4 +338,5 @@ class Cells:
 def _cell_number(numbers: Iterator[int]) -> int:
     """The number of the notebook's cell that runs; of a plain program, a count."""
     shell = sys.modules["IPython"].get_ipython() if "IPython" in sys.modules else None
-    return int(shell.execution_count) if shell is not None else next(numbers)
+    known = getattr(getattr(shell, "compile", None), "_filename_map", None)  # the cell that runs is the newest; counters differ between versions
+    return int(list(known.values())[-1]) if known else next(numbers)

@@ -7,16 +7,11 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from ddpkit.show.watch import _kernel, _somebody_watches
+from ddpkit.show import somebody_watches
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
 """A front end that can shows this in place of the text. Programs that compare notebooks leave it out."""
 GOOD, BAD, NEUTRAL = "#00795a", "#a84f00", "#0072b2"
-
-
-def somebody_watches() -> bool:
-    """Whether this is a notebook before a person, who can click: not a plain Python, not nbval, nbconvert or papermill."""
-    return _kernel() is not None and _somebody_watches()
 
 
 def box(heading: str, body: str, colour: str = NEUTRAL, attributes: str = "") -> str:

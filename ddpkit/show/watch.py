@@ -105,7 +105,7 @@ def watch_cells(cells: Any) -> Iterator[Screen]:
 def _in_notebook(thing: Any, bundle: Callable[[Any], dict[str, str]]) -> Iterator[Screen]:
     notebook = _Notebook(bundle)
     try:
-        yield notebook if _somebody_watches() else _Nowhere()
+        yield notebook if somebody_watches() else _Nowhere()
     finally:
         notebook.draw(thing)
 
@@ -115,8 +115,12 @@ def _kernel() -> Any:
     return getattr(shell, "kernel", None)
 
 
-def _somebody_watches() -> bool:
+def somebody_watches() -> bool:
+    """Whether this is a notebook before a person, who can click: not a plain Python, not nbval, nbconvert or papermill."""
+    kernel = _kernel()
+    if kernel is None:
+        return False
     try:
-        return bool(_kernel().get_parent("shell")["content"]["allow_stdin"])
+        return bool(kernel.get_parent("shell")["content"]["allow_stdin"])
     except (AttributeError, KeyError, TypeError):
         return True

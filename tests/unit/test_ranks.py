@@ -234,6 +234,16 @@ def test_forgotten_ranks_do_not_stay():
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 
+def test_the_agent_is_killed(two):
+    (agent,) = {psutil.Process(row["pid"]).parent().pid for row in two.status()}
+    timer = threading.Timer(0.3, os.kill, (agent, signal.SIGKILL))
+    timer.start()
+    with pytest.raises(ddpkit.LaunchFailed, match="The ranks were lost: the agent"):
+        two.run("import time; time.sleep(60)", view=False)
+    two.restart()
+    assert two["1"] == [1, 1]
+
+
 def test_stopped_ranks_say_so(two):
     two.stop()
     two.stop()
