@@ -265,15 +265,25 @@ def _still(before: Stand, now: Stand) -> bool:
     return same and now.cpu - before.cpu < IDLE * max(now.moment - before.moment, 0.001)
 
 
-def first_difference(stands: Sequence[Stand]) -> tuple[Stand, Stand] | None:
-    """Two ranks that are in the same call of the same group with unlike operations or tensors, if there are."""
-    for one in stands:
-        for other in stands:
-            if (
-                one.collective and other.collective and one.rank < other.rank
-                and one.collective["group"] == other.collective["group"]
-                and one.collective["number"] == other.collective["number"] != 0
-                and signature(one.collective) != signature(other.collective)
-            ):  # fmt: skip
-                return one, other
+def first_difference(
+    stands: Sequence[Stand], calls: Mapping[int, Calls] | None = None
+) -> tuple[tuple[int, dict[str, Any]], tuple[int, dict[str, Any]]] | None:
+    """Two ranks, each with its collective, that did unlike things in the same call of the same group, if there are.
+
+    `calls`: what the ranks did that have returned already. One of them may have gone on with garbage where the other waits for more.
+    """
+    waits = [(stand.rank, stand.collective) for stand in stands if stand.collective and stand.collective["number"]]
+    for rank, mine in waits:
+        made = [(other, _call(known, mine)) for other, known in sorted((calls or {}).items())]
+        for other, yours in [*waits, *((other, call) for other, call in made if call)]:
+            same = mine["group"] == yours["group"] and mine["number"] == yours["number"]
+            if other != rank and same and signature(mine) != signature(yours):
+                return min((rank, mine), (other, yours), key=lambda one: one[0]), max((rank, mine), (other, yours), key=lambda one: one[0])
     return None
+
+
+def _call(calls: Calls, like: dict[str, Any]) -> dict[str, Any] | None:
+    """The call of the same group with the same number, where a rank has made it and it is remembered."""
+    group = calls.groups.get(like["group"], {"first": 1, "sequence": []})
+    index = like["number"] - group["first"]
+    return group["kinds"][group["sequence"][index]] | {"number": like["number"]} if 0 <= index < len(group["sequence"]) else None

@@ -14,7 +14,7 @@ from typing import Any
 from ddpkit import symptoms
 from ddpkit.collectives import describe, first_difference
 from ddpkit.errors import RankDied, RankError, RankFailed, RankFailure, RanksDisagree, RanksStuck
-from ddpkit.messages import Ended, Failure, Stand
+from ddpkit.messages import Calls, Ended, Failure, Stand
 from ddpkit.payload import unpack_value
 
 _FOLLOW_ON = re.compile(
@@ -136,8 +136,18 @@ def error_of(
     return kind("\n".join(text), ordered, output)
 
 
-def stuck_of(stuck: Sequence[Stand], last: dict[int, Stand], returned: Sequence[int], name: str, output: Sequence[str]) -> RanksStuck:
-    """The exception for ranks that wait for ever: rank by rank where it waits, who never comes, and what would cure it."""
+def stuck_of(
+    stuck: Sequence[Stand],
+    last: dict[int, Stand],
+    returned: Sequence[int],
+    name: str,
+    output: Sequence[str],
+    calls: Mapping[int, Calls] | None = None,
+) -> RanksStuck:
+    """The exception for ranks that wait for ever: rank by rank where it waits, who never comes, and what would cure it.
+
+    `calls`: the collectives of the ranks that have returned.
+    """
     numbers = [stand.rank for stand in stuck]
     text = [f"{_ranks(numbers)} wait{'s' * (len(numbers) == 1)} for ever: every rank waits for another or has ended."]
     failures = []
@@ -150,14 +160,14 @@ def stuck_of(stuck: Sequence[Stand], last: dict[int, Stand], returned: Sequence[
         called = last[rank].called if rank in last else {}
         groups = ", ".join(f"{count} in the {group}" for group, count in called.items())
         text.append(f"rank {rank} has returned from {name}" + (f", after these collectives: {groups}" if groups else ""))
-    difference = first_difference(stuck)
+    difference = first_difference(stuck, calls)
     if difference is not None:
-        one, other = difference
-        assert one.collective and other.collective
+        (one, mine), (other, yours) = difference
+        text += [f"rank {rank} called {describe(call)}" for rank, call in difference if rank in returned]
         cure = (
-            f"The same call of the same group is {one.collective['op']} in rank {one.rank} and {other.collective['op']} in rank {other.rank}: "
+            f"The same call of the same group is {mine['op']} in rank {one} and {yours['op']} in rank {other}: "
             "all ranks must call the same collectives in the same order."
-            if one.collective["op"] != other.collective["op"]
+            if mine["op"] != yours["op"]
             else "The same call has unlike tensors: shape and dtype must be equal in all ranks."
         )
     elif any(stand.collective is None for stand in stuck):
