@@ -18,7 +18,7 @@ from ddpkit.messages import Calls, Ended, Failure, Stand
 from ddpkit.payload import unpack_value
 
 _FOLLOW_ON = re.compile(
-    r"(RuntimeError|torch\.distributed\.\w+): (?s:.*)"
+    r"(RuntimeError|torch\.distributed\.\w+): (?!(?s:.*)urlopen error)(?s:.*)"
     r"(connection (was )?(closed|reset|refused)|broken pipe|socket closed|recvValue failed|sendBytes failed|failed to recv|peer .* (closed|gone))",
     re.IGNORECASE,
 )
