@@ -166,18 +166,22 @@ def stuck_of(
         text += [f"rank {rank} called {describe(call)}" for rank, call in difference if rank in returned]
         cure = (
             f"The same call of the same group is {mine['op']} in rank {one} and {yours['op']} in rank {other}: "
-            "all ranks must call the same collectives in the same order."
+            f"all ranks must call the same collectives in the same order. {_LOOK_FOR}"
             if mine["op"] != yours["op"]
             else "The same call has unlike tensors: shape and dtype must be equal in all ranks."
         )
     elif any(stand.collective is None for stand in stuck):
         cure = "A group forms when WORLD_SIZE ranks have come, each with another RANK, to the same MASTER_ADDR and MASTER_PORT."
     else:
-        cure = (
-            "Every rank must make the same calls, equally often. Look for a collective, a backward or a forward of the DDP model that only some "
-            "ranks reach: under `if rank == 0`, after a `break`, or in loops of unlike length (make them equal by a DistributedSampler, or use join)."
-        )
+        cure = f"Every rank must make the same calls, equally often. {_LOOK_FOR}"
     return RanksStuck("\n".join([*text, cure]), failures, output)
+
+
+_LOOK_FOR = (
+    "Look for a collective, a backward or a forward of the DDP model that only some ranks reach: under `if rank == 0` (evaluate model.module "
+    "there), after a `break` (all ranks must decide alike), or in loops of unlike length (make them equal by a DistributedSampler or "
+    "drop_last=True, or use join)."
+)
 
 
 def _timed_out(
