@@ -11,6 +11,7 @@ the processor. When every rank stands still or has ended, nothing can move any m
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 import time
@@ -131,12 +132,15 @@ class Record:
         unfinished = self._last_work is not None and not self._last_work.is_completed()
         waits = bool(self._waiting) or file.endswith(_WAITS_IN) or (file.endswith(_ENGINE) and unfinished)
         where = own_frames(frame)
-        collective = None
-        if waits and not any(entry[2] == "init_process_group" for entry in where):
+        collective: dict[str, Any] | None = None
+        joins: list[int] = []
+        if any(entry[2] == "init_process_group" for entry in where):
+            joins = [int(os.environ[name]) for name in ("RANK", "WORLD_SIZE") if os.environ.get(name, "").isdigit()]
+        elif waits:
             known = self.entries and (self._waiting or unfinished)
             collective = dict(self.entries[-1]) if known else {"op": _called_function(where), "number": 0, "group": ""}
         called = {g.name: g.called for g in self._groups}
-        return Stand(rank, time.monotonic(), time.process_time(), waits, collective, where, called, psutil.Process().memory_info().rss)
+        return Stand(rank, time.monotonic(), time.process_time(), waits, collective, where, called, psutil.Process().memory_info().rss, joins)
 
     def calls(self, rank: int) -> Calls:
         """All that is remembered, as a message: training repeats itself, so each kind of call is sent once."""
