@@ -136,6 +136,18 @@ SYMPTOMS = (
         "the file holds objects besides tensors, and torch.load does not run their code unless it is told to trust the file",
         "save plain dicts, lists, numbers and tensors; for a file of your own, torch.load(path, weights_only=False)",
     ),
+    Symptom(  # pytorch/pytorch#20375
+        "class of a cell",
+        r"Can't get attribute '.*' on <module '__main__'",
+        "an object is unpickled whose class was typed into a cell, and a rank knows of the cells only what its function uses",
+        "use the class by name in the function, or save plain dicts, lists, numbers and tensors",
+    ),
+    Symptom(  # pytorch/pytorch#49846
+        "a number in the environment",
+        r"TypeError: str expected, not \w+$",
+        "environment variables are text, and something else was put in",
+        'write it in quotes: os.environ["WORLD_SIZE"] = "2"',
+    ),
     Symptom(  # karpathy/nanochat#336
         "half a checkpoint",
         r"FileNotFoundError.*\.(pt|pth|ckpt|bin)'|PytorchStreamReader failed|pickle data was truncated|central directory$|Ran out of input",
