@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
+import shutil
 import signal
 import sys
 import sysconfig
@@ -124,6 +125,8 @@ def error_of(
     symptom = symptoms.find(_headline(first.kind, first.text) if not first.died else last)
     if symptom is not None:
         text += [f"Usually this means: {symptom.means}.", f"Try: {symptom.cure}."]
+        if symptom.name == "/dev/shm is full" and os.path.isdir("/dev/shm"):
+            text.append(f"/dev/shm has {shutil.disk_usage('/dev/shm').total >> 20:,} MB here.")
     if same:
         text.append(f"{'All ranks' if len(same) == nprocs - 1 else _ranks([first.rank, *same])} failed in the same way.")
     text += [f"rank {f.rank} failed as well: {_headline(f.kind, f.text)}" for f in others]
@@ -172,6 +175,10 @@ def stuck_of(
         )
     elif any(stand.collective is None for stand in stuck):
         cure = "A group forms when WORLD_SIZE ranks have come, each with another RANK, to the same MASTER_ADDR and MASTER_PORT."
+        came = [stand.joins for stand in stuck if len(stand.joins) == 2]
+        missing = sorted({rank for _, size in came for rank in range(min(size, len(came) + 9))} - {rank for rank, _ in came})
+        if missing:
+            cure += f" WORLD_SIZE is {came[0][1]}, and no process came with RANK {', '.join(map(str, missing[:8]))}{', …' * (len(missing) > 8)}."
     else:
         cure = f"Every rank must make the same calls, equally often. {_LOOK_FOR}"
     return RanksStuck("\n".join([*text, cure]), failures, output)
