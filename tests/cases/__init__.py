@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import ddpkit
+from tests.leftovers import processes
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,6 +40,14 @@ def says(text: object, *parts: str) -> None:
         place = found + len(part)
 
 
+def settle(seconds: float = 5.0) -> list[str]:
+    """Wait until all processes below this one are gone; returns those that are not. The last one ends a moment after its last word."""
+    deadline = time.monotonic() + seconds
+    while processes() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return processes()
+
+
 def shown(kernel: Any, running: str, *texts: str) -> None:
     """Wait until a running cell has shown all these."""
     seen = ""
@@ -49,8 +58,12 @@ def shown(kernel: Any, running: str, *texts: str) -> None:
         assert text in seen
 
 
-def program(code: str, *arguments: str, before: tuple[str, ...] = (), timeout: float = 120, **options: Any) -> subprocess.CompletedProcess[str]:
-    """Run a program that imports ddpkit; `before`: a command that starts it."""
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [*before, sys.executable, "-c", code, *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, **options)
+def program(
+    folder: Path, code: str, *arguments: str, before: tuple[str, ...] = (), timeout: float = 120, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Run a program that imports ddpkit, from a file in this folder; `before`: a command that starts it."""
+    file = folder / "program.py"
+    file.write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), **options.pop("env", {})}
+    command = [*before, sys.executable, str(file), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout, env=environment, cwd=folder, **options)

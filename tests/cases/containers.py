@@ -18,7 +18,7 @@ from tests.cases import program
 MEMORY_GROUPS = Path("/sys/fs/cgroup/memory")
 
 
-def run(code: str, *arguments: str, first: str, spaces: tuple[str, ...] = (), **options: object) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, code: str, *arguments: str, first: str, spaces: tuple[str, ...] = ()) -> subprocess.CompletedProcess[str]:
     """Run a program in name spaces of its own, after the shell commands `first`. Whatever it leaves behind ends with it."""
     command = ["unshare", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc", *(f"--{space}" for space in spaces), "sh", "-c"]
     if not sys.platform.startswith("linux") or shutil.which("unshare") is None:
@@ -26,7 +26,7 @@ def run(code: str, *arguments: str, first: str, spaces: tuple[str, ...] = (), **
     allowed = subprocess.run([*command, first], capture_output=True, text=True, check=False)
     if allowed.returncode != 0:
         pytest.skip(f"name spaces are not allowed here: {allowed.stderr.strip()}")
-    return program(code, *arguments, before=(*command, f'{first}\nexec "$@"', "sh"), **options)
+    return program(folder, code, *arguments, before=(*command, f'{first}\nexec "$@"', "sh"))
 
 
 @contextmanager

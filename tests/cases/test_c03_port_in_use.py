@@ -41,7 +41,14 @@ def test_a_taken_port_in_the_notebooks_environment_is_not_used(port, monkeypatch
 
 
 def says_that_it_is_taken(error, port):
-    says(error, "rank 0 of 2 failed: ", f"port: {port}", "address already in use", "init_process_group", "another program listens at MASTER_PORT already")
+    says(
+        error,
+        "rank 0 of 2 failed: ",
+        f"port: {port}",
+        "address already in use",
+        "init_process_group",
+        "another program listens at MASTER_PORT already",
+    )
     says(error, "leave MASTER_ADDR and MASTER_PORT to ddpkit.spawn")
 
 

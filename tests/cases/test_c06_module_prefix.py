@@ -64,7 +64,9 @@ def test_weights_of_the_wrapper_are_explained(notebook):
     notebook.check('assert ddpkit.spawn(save, ("bad.pt", True))[0][0] == ["module.bias", "module.weight"]')
     cell = notebook.run('ddpkit.spawn(load, ("bad.pt", False))')
     assert cell.error == "RankFailed"
-    says(cell.evalue, 'Unexpected key(s) in state_dict: "module.weight", "module.bias"', "in load\n", "the names in one of the two begin with module.")
+    says(
+        cell.evalue, 'Unexpected key(s) in state_dict: "module.weight", "module.bias"', "in load\n", "the names in one of the two begin with module."
+    )
     says(cell.evalue, "save model.module.state_dict()")
     # In the notebook itself torch speaks, and names the keys.
     cell = notebook.run('torch.nn.Linear(4, 2).load_state_dict(torch.load("bad.pt", weights_only=False)["weights"])')
@@ -75,7 +77,15 @@ def test_a_refused_class_is_explained(notebook):
     notebook.check('ddpkit.spawn(save, ("good.pt", False))')
     cell = notebook.run('ddpkit.spawn(load, ("good.pt", True))')
     assert cell.error == "RankFailed"
-    says(cell.evalue, "Weights only load failed", "Config", "in load\n", "the file holds objects besides tensors", "save plain dicts", "weights_only=False")
+    says(
+        cell.evalue,
+        "Weights only load failed",
+        "Config",
+        "in load\n",
+        "the file holds objects besides tensors",
+        "save plain dicts",
+        "weights_only=False",
+    )
 
 
 def test_a_class_that_the_function_does_not_name_is_explained(notebook):

@@ -51,9 +51,9 @@ except ValueError as error:
     ("megabytes", "method"),
     [(1024, "forkserver"), (2048, "forkserver"), (2048, "spawn")],
 )
-def test_more_ranks_than_fit_are_refused_and_as_many_as_fit_run(megabytes, method):
+def test_more_ranks_than_fit_are_refused_and_as_many_as_fit_run(megabytes, method, tmp_path):
     with containers.memory(megabytes) as before:
-        done = program(MANY, "64", method, before=before)
+        done = program(tmp_path, MANY, "64", method, before=before)
     assert done.returncode == 0, done.stderr
     if method == "spawn" or megabytes < 2048:
         says(done.stdout, "64 ranks do not fit into memory: they need about ", " MB are available. At most ", " of them: True\n")
@@ -81,8 +81,8 @@ print(ddpkit.spawn(abs, view=False).values)
 """
 
 
-def test_a_rank_that_takes_all_memory_is_named():
+def test_a_rank_that_takes_all_memory_is_named(tmp_path):
     with containers.memory(1024) as before:
-        done = program(GREEDY, before=before)
+        done = program(tmp_path, GREEDY, before=before)
     assert done.returncode == 0, done.stderr
     says(done.stdout, "rank 1 of 2 died: ", "SIGKILL", "memory", "fewer ranks or smaller batches", "Its last words: wants all of it", "[0, 1]\n")

@@ -52,7 +52,9 @@ def test_the_whole_set_without_a_network(cache):
         return data.mnist_root(full=True)
 
     error = fails(ddpkit.RankFailed, load_all, nprocs=4, within=60)
-    says(error, "of 4 failed: ConnectionError: ", "could not be downloaded", "use mnist_root(), 10,000 of its digits", "put its four files", str(cache))
+    says(
+        error, "of 4 failed: ConnectionError: ", "could not be downloaded", "use mnist_root(), 10,000 of its digits", "put its four files", str(cache)
+    )
     assert not any(failure.follows for failure in error.failures) and "host name" not in str(error)
 
 
