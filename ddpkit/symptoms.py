@@ -82,6 +82,12 @@ SYMPTOMS = (
         "a collective or DDP was used before the process group was made",
         'call dist.init_process_group("gloo") first, in every rank',
     ),
+    Symptom(  # pytorch/vision#1938
+        "MNIST",
+        r"Error downloading (train|t10k)|Dataset not found\. You can use download=True",
+        "torchvision looks for MNIST's files in this folder and they are not there, or could not be downloaded",
+        "use datasets.MNIST(ddpkit.data.mnist_root(), train=True): 10,000 digits, without a network",
+    ),
     Symptom(  # pytorch/pytorch#26166
         "name not resolved",
         r"(?i)gai error|getaddrinfo|name or service not known|name resolution|gethostbyname|unable to resolve",
@@ -130,11 +136,17 @@ SYMPTOMS = (
         "the file holds objects besides tensors, and torch.load does not run their code unless it is told to trust the file",
         "save plain dicts, lists, numbers and tensors; for a file of your own, torch.load(path, weights_only=False)",
     ),
-    Symptom(  # pytorch/vision#1938
-        "MNIST",
-        r"Error downloading (train|t10k)|Dataset not found\. You can use download=True",
-        "torchvision looks for MNIST's files in this folder and they are not there, or could not be downloaded",
-        "use datasets.MNIST(ddpkit.data.mnist_root(), train=True): 10,000 digits, without a network",
+    Symptom(  # pytorch/pytorch#20375
+        "class of a cell",
+        r"Can't get attribute '.*' on <module '__main__'",
+        "an object is unpickled whose class was typed into a cell, and a rank knows of the cells only what its function uses",
+        "use the class by name in the function, or save plain dicts, lists, numbers and tensors",
+    ),
+    Symptom(  # pytorch/pytorch#49846
+        "a number in the environment",
+        r"TypeError: str expected, not \w+$",
+        "environment variables are text, and something else was put in",
+        'write it in quotes: os.environ["WORLD_SIZE"] = "2"',
     ),
     Symptom(  # karpathy/nanochat#336
         "half a checkpoint",
