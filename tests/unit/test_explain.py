@@ -218,6 +218,8 @@ LITERAL = [
     ("/dev/shm is full", "RuntimeError: unable to write to file </torch_83_1>: No space left on device (28)"),
     ("/dev/shm is full", "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."),
     ("/dev/shm is full", "OSError: [Errno 28] No space left on device"),
+    ("class of a cell", "AttributeError: Can't get attribute 'Config' on <module '__main__'>"),
+    ("a number in the environment", "TypeError: str expected, not int"),
     ("too many open files", "OSError: [Errno 24] Too many open files"),
     ("too many open files", "RuntimeError: unable to open shared memory object </torch_83_1> in read-write mode: Too many open files (24)"),
     ("a DataLoader worker died", "RuntimeError: DataLoader worker (pid(s) 28583, 28584) exited unexpectedly"),
