@@ -77,8 +77,8 @@ def symptoms() -> None:
     def controls() -> dict[str, Any]:
         import ipywidgets as widgets
 
-        wide = {"width": "min(46em, 100%)"}
-        style = {"description_width": "8em"}
+        wide = {"width": "min(48em, 100%)"}
+        style = {"description_width": "9.5em"}
         return {
             "see": widgets.Dropdown(options=list(choices), description="I see", layout=wide, style=style),
             "pasted": widgets.Textarea(description="or paste an error", placeholder="RuntimeError: …", rows=2, layout=wide, style=style),
