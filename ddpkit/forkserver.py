@@ -58,6 +58,9 @@ def main() -> None:
     except BaseException:
         notebook.sendall(FAILED + traceback.format_exc().encode(errors="backslashreplace"))
         return
+    from ddpkit import shell
+
+    shell.warm()
     gc.collect()
     gc.freeze()  # the collector would write into every object it looks at, and with that copy each page in each rank
     notebook.sendall(READY)

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+import types
 import zlib
 from typing import TYPE_CHECKING, Any
 
@@ -37,7 +38,7 @@ def serve(rank: Rank) -> None:
     """Do what comes, until the process is ended."""
     from ddpkit.rank import failure, flush
 
-    shell = _Shell.make(rank)
+    shell = _Shell.make(rank, sys.modules["__main__"])
     while True:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # the notebook interrupts cells, not ranks
         message: Any = rank.inbox.get()
@@ -59,6 +60,27 @@ def serve(rank: Rank) -> None:
         if error is not None:
             rank.send(failure(rank.number, "running the function", error, time.monotonic()))
         rank.send(Done(rank.number, message.number))
+
+
+def warm() -> None:
+    """In the forkserver: make a shell and let it go. The first one in a process takes 50 ms, any other one 5: much is loaded when it is needed."""
+
+    class Nobody:
+        number = 0
+
+        def send(self, message: Any) -> None:
+            pass
+
+    streams = sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__
+    backend = os.environ.get("MPLBACKEND")
+    try:
+        _Shell.make(Nobody(), types.ModuleType("ddpkit_warm")).run(Cell(0, "<warm>", "1"))
+    finally:
+        _Shell.clear_instance()
+        sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
+        sys.modules.pop("ddpkit_warm", None)
+        if backend is None:
+            os.environ.pop("MPLBACKEND", None)
 
 
 class _Stream(io.BufferedIOBase):
@@ -129,12 +151,12 @@ class _Shell(InteractiveShell):
     display_pub_class = Type(_Publisher)
 
     @classmethod
-    def make(cls, rank: Rank) -> _Shell:
+    def make(cls, rank: Any, module: types.ModuleType) -> _Shell:
         config = Config()
         config.HistoryManager.enabled = False  # no file, no thread
         config.InteractiveShell.colors = "nocolor"
         config.InteractiveShell.autocall = 0
-        shell = cls.instance(config=config, user_module=sys.modules["__main__"])
+        shell = cls.instance(config=config, user_module=module)
         for name in ("stdout", "stderr"):
             # In one stream with what is shown, so that all comes in order. What programs and C++ code write comes through the pipe.
             raw: Any = _Stream(rank, name)

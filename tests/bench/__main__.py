@@ -1,4 +1,4 @@
-"""`python -m tests.bench launch`, `python -m tests.bench train` and `python -m tests.bench record`."""
+"""`python -m tests.bench launch`, `… train`, `… record` and `… ranks`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from tests.bench import launch, machine, train
+from tests.bench import launch, machine, ranks, train
 
 
 def main() -> int:
@@ -23,6 +23,8 @@ def main() -> int:
     tool = tools.add_parser("record", help="the same in a notebook, with the record of collectives and without: what the record costs")
     tool.add_argument("--ranks", type=int, nargs="+", default=[2], metavar="N", help="numbers of ranks (default: 2)")
     tool.add_argument("--rounds", type=int, default=5, metavar="N", help="runs of each (default: 5)")
+    tool = tools.add_parser("ranks", help="ranks that stay: start, round trip of a cell, memory; beside ipyparallel where it is installed")
+    tool.add_argument("--ranks", type=int, nargs="+", default=[4], metavar="N", help="numbers of ranks (default: 4)")
     for tool in tools.choices.values():
         tool.add_argument("--json", type=Path, metavar="FILE", help="write the figures there as well")
     options = parser.parse_args()
@@ -34,7 +36,9 @@ def main() -> int:
     about = machine.about()
     print("\n".join(f"{name}: {value}" for name, value in about.items()), flush=True)
     machine.fill_page_cache()
-    if options.tool == "launch":
+    if options.tool == "ranks":
+        figures = ranks.measure(options.ranks)
+    elif options.tool == "launch":
         figures = launch.measure(options.ranks, options.repeat, options.launchers)
     else:
         figures = train.measure(options.ranks, options.rounds, train.TORCHRUN if options.tool == "train" else train.NO_RECORD)
