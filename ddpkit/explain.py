@@ -24,7 +24,7 @@ _FOLLOW_ON = re.compile(
     re.IGNORECASE,
 )
 """How gloo and the store say that another rank is gone: in a RuntimeError or one of torch's. Python's own ConnectionError is somebody else's: of
-a download, of a DataLoader's worker."""
+a download, of a DataLoader's worker. (torchvision makes a RuntimeError of a failed download.)"""
 LAST_FRAMES = 3
 """Frames of libraries that are shown where none is the user's."""
 MANY_FRAMES = 16
