@@ -231,6 +231,10 @@ LITERAL = [
     ("MNIST", "RuntimeError: Error downloading train-images-idx3-ubyte.gz"),
     ("MNIST", "RuntimeError: Error downloading t10k-labels-idx1-ubyte.gz:\nTried https://ossci-datasets.s3.amazonaws.com/mnist/, "
      "got:\n<urlopen error>"),
+    ("MNIST", "RuntimeError: Error downloading train-images-idx3-ubyte.gz:\nTried http://yann.lecun.com/exdb/mnist/, got:\n"
+     "<urlopen error [Errno -2] Name or service not known>"),
+    ("class of a cell", "AttributeError: Can't get attribute 'Config' on <module '__main__'>"),
+    ("a number in the environment", "TypeError: str expected, not int"),
     ("half a checkpoint", "RuntimeError: PytorchStreamReader failed reading zip archive: failed finding central directory"),
     ("half a checkpoint", "_pickle.UnpicklingError: pickle data was truncated"),
     ("half a checkpoint", "EOFError: Ran out of input"),
