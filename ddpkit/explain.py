@@ -24,13 +24,9 @@ _FOLLOW_ON = re.compile(
     re.IGNORECASE,
 )
 """How gloo and the store say that another rank is gone: in a RuntimeError or one of torch's. Python's own ConnectionError is somebody else's: of
-<<<<<<< HEAD
-a download, of a DataLoader's worker."""
+a download, of a DataLoader's worker. (torchvision makes a RuntimeError of a failed download.)"""
 WAITS = "waits"
 """The kind of "failure" of a rank that has not failed and waits for others."""
-=======
-a download, of a DataLoader's worker. (torchvision makes a RuntimeError of a failed download.)"""
->>>>>>> cases
 LAST_FRAMES = 3
 """Frames of libraries that are shown where none is the user's."""
 MANY_FRAMES = 16

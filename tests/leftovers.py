@@ -43,6 +43,18 @@ def snapshot() -> dict[str, object]:
     }
 
 
+def still_alive(started: list[psutil.Process], seconds: float) -> list[psutil.Process]:
+    """Which of these processes have not ended in time. A zombie has: it only waits for its new parent (init, as a rule) to take notice."""
+    found = []
+    for process in psutil.wait_procs(started, timeout=seconds)[1]:
+        try:
+            if process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except psutil.NoSuchProcess:
+            pass  # it ended in this moment
+    return found
+
+
 def _ours(name: str) -> bool:
     """False for the folder of a run of another notebook (or another test) that is going on."""
     kit, _, rest = name.partition("-")

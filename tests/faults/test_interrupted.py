@@ -13,6 +13,7 @@ import pytest
 import ddpkit
 from ddpkit import supervise
 from tests.kernels import Kernel
+from tests.leftovers import still_alive
 
 
 def stopped_below(pid):
@@ -44,7 +45,7 @@ def train(rank):
         kernel.manager.interrupt_kernel()
         cell = kernel.finish(running, timeout=30)
         assert cell.error == "KeyboardInterrupt" and cell.seconds < 3
-        assert not psutil.wait_procs(ranks, timeout=3)[1]
+        assert still_alive(ranks, 3) == []
         kernel.check("assert ddpkit.spawn(lambda rank: rank).values == [0, 1]")
 
 

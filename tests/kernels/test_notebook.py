@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from tests.kernels import Kernel
+from tests.leftovers import still_alive
 
 METHODS = ["forkserver", "spawn"]
 
@@ -24,7 +25,7 @@ def wait_gone(pids: set[int], seconds: float) -> list[psutil.Process]:
             processes.append(psutil.Process(pid))
         except psutil.NoSuchProcess:
             pass
-    return [p for p in psutil.wait_procs(processes, timeout=seconds)[1] if p.status() != psutil.STATUS_ZOMBIE]
+    return still_alive(processes, seconds)
 
 
 def test_anything_from_a_cell_runs(kernel):

@@ -9,6 +9,7 @@ import psutil
 import pytest
 
 from tests.kernels import Kernel
+from tests.leftovers import still_alive
 
 
 @pytest.fixture(scope="module")
@@ -89,4 +90,4 @@ def test_forgotten_ranks_do_not_outlive_the_kernel(how):
             os.kill(kernel.pid, signal.SIGKILL)
         else:
             kernel.manager.shutdown_kernel(now=False)
-        assert psutil.wait_procs(started, timeout=10)[1] == []
+        assert still_alive(started, 10) == []

@@ -16,6 +16,8 @@ import psutil
 import pytest
 from jupyter_client import BlockingKernelClient
 
+from tests.leftovers import still_alive
+
 LONG = """
 import ddpkit, time
 
@@ -98,15 +100,13 @@ def test_closing_the_server_ends_all_ranks(server):
     started = server.start_ranks()
     assert len(started) >= 7  # the kernel, the forkserver, an agent, two ranks, two children of theirs
     server.process.send_signal(signal.SIGTERM)
-    _, alive = psutil.wait_procs(started, timeout=20)
-    assert alive == []
+    assert still_alive(started, 20) == []
 
 
 def test_restarting_the_kernel_ends_all_ranks_and_the_next_call_works(server):
     started = server.start_ranks()
     server.restart()
-    _, alive = psutil.wait_procs(started, timeout=10)
-    assert alive == []
+    assert still_alive(started, 10) == []
     server.client.wait_for_ready(timeout=60)
     reply = server.client.execute_interactive("import ddpkit\nassert ddpkit.spawn(lambda rank: rank).values == [0, 1]", timeout=60)
     assert reply["content"]["status"] == "ok", reply["content"]
