@@ -5,5 +5,6 @@ them for a person. The text alone says what the picture says.
 """
 
 from ddpkit.explore.digits import digits
+from ddpkit.explore.gradients import gradients
 
-__all__ = ["digits"]
+__all__ = ["digits", "gradients"]
