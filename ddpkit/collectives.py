@@ -11,6 +11,7 @@ the processor. When every rank stands still or has ended, nothing can move any m
 from __future__ import annotations
 
 import math
+import os
 import sys
 import threading
 import time
@@ -131,12 +132,15 @@ class Record:
         unfinished = self._last_work is not None and not self._last_work.is_completed()
         waits = bool(self._waiting) or file.endswith(_WAITS_IN) or (file.endswith(_ENGINE) and unfinished)
         where = own_frames(frame)
-        collective = None
-        if waits and not any(entry[2] == "init_process_group" for entry in where):
+        collective: dict[str, Any] | None = None
+        joins: list[int] = []
+        if any(entry[2] == "init_process_group" for entry in where):
+            joins = [int(os.environ[name]) for name in ("RANK", "WORLD_SIZE") if os.environ.get(name, "").isdigit()]
+        elif waits:
             known = self.entries and (self._waiting or unfinished)
             collective = dict(self.entries[-1]) if known else {"op": _called_function(where), "number": 0, "group": ""}
         called = {g.name: g.called for g in self._groups}
-        return Stand(rank, time.monotonic(), time.process_time(), waits, collective, where, called, psutil.Process().memory_info().rss)
+        return Stand(rank, time.monotonic(), time.process_time(), waits, collective, where, called, psutil.Process().memory_info().rss, joins)
 
     def calls(self, rank: int) -> Calls:
         """All that is remembered, as a message: training repeats itself, so each kind of call is sent once."""
@@ -265,15 +269,25 @@ def _still(before: Stand, now: Stand) -> bool:
     return same and now.cpu - before.cpu < IDLE * max(now.moment - before.moment, 0.001)
 
 
-def first_difference(stands: Sequence[Stand]) -> tuple[Stand, Stand] | None:
-    """Two ranks that are in the same call of the same group with unlike operations or tensors, if there are."""
-    for one in stands:
-        for other in stands:
-            if (
-                one.collective and other.collective and one.rank < other.rank
-                and one.collective["group"] == other.collective["group"]
-                and one.collective["number"] == other.collective["number"] != 0
-                and signature(one.collective) != signature(other.collective)
-            ):  # fmt: skip
-                return one, other
+def first_difference(
+    stands: Sequence[Stand], calls: Mapping[int, Calls] | None = None
+) -> tuple[tuple[int, dict[str, Any]], tuple[int, dict[str, Any]]] | None:
+    """Two ranks, each with its collective, that did unlike things in the same call of the same group, if there are.
+
+    `calls`: what the ranks did that have returned already. One of them may have gone on with garbage where the other waits for more.
+    """
+    waits = [(stand.rank, stand.collective) for stand in stands if stand.collective and stand.collective["number"]]
+    for rank, mine in waits:
+        made = [(other, _call(known, mine)) for other, known in sorted((calls or {}).items())]
+        for other, yours in [*waits, *((other, call) for other, call in made if call)]:
+            same = mine["group"] == yours["group"] and mine["number"] == yours["number"]
+            if other != rank and same and signature(mine) != signature(yours):
+                return min((rank, mine), (other, yours), key=lambda one: one[0]), max((rank, mine), (other, yours), key=lambda one: one[0])
     return None
+
+
+def _call(calls: Calls, like: dict[str, Any]) -> dict[str, Any] | None:
+    """The call of the same group with the same number, where a rank has made it and it is remembered."""
+    group = calls.groups.get(like["group"], {"first": 1, "sequence": []})
+    index = like["number"] - group["first"]
+    return group["kinds"][group["sequence"][index]] | {"number": like["number"]} if 0 <= index < len(group["sequence"]) else None

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ddpkit.spawn import Run
+
+WIDTH = 110
+"""Characters in a line of a report that is shown: what fits beside JupyterLab's side bar on a laptop."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +66,14 @@ class RankError(RuntimeError):
 
     def _render_traceback_(self, *_: Any, **__: Any) -> list[str]:
         """IPython shows this in place of a traceback: the report alone, without the frames of the kit."""
-        return [f"{type(self).__name__}: {line}" if number == 0 else line for number, line in enumerate(self._report.splitlines())]
+        # JupyterLab breaks long lines of an error in the middle of words.
+        lines = f"{type(self).__name__}: {self._report}".splitlines()
+        return [part for line in lines for part in _wrapped(line)]
+
+
+def _wrapped(line: str) -> list[str]:
+    indent = line[: len(line) - len(line.lstrip())]
+    return textwrap.wrap(line, WIDTH, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [line]
 
 
 class RankFailed(RankError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import re
+import shutil
 import signal
 import sys
 import sysconfig
@@ -14,11 +15,11 @@ from typing import Any
 from ddpkit import symptoms
 from ddpkit.collectives import describe, first_difference
 from ddpkit.errors import RankDied, RankError, RankFailed, RankFailure, RanksDisagree, RanksStuck
-from ddpkit.messages import Ended, Failure, Stand
+from ddpkit.messages import Calls, Ended, Failure, Stand
 from ddpkit.payload import unpack_value
 
 _FOLLOW_ON = re.compile(
-    r"(RuntimeError|torch\.distributed\.\w+): (?s:.*)"
+    r"(RuntimeError|torch\.distributed\.\w+): (?!(?s:.*)urlopen error)(?s:.*)"
     r"(connection (was )?(closed|reset|refused)|broken pipe|socket closed|recvValue failed|sendBytes failed|failed to recv|peer .* (closed|gone))",
     re.IGNORECASE,
 )
@@ -131,6 +132,8 @@ def error_of(
     symptom = symptoms.find(_headline(first.kind, first.text) if not first.died else last)
     if symptom is not None:
         text += [f"Usually this means: {symptom.means}.", f"Try: {symptom.cure}."]
+        if symptom.name == "/dev/shm is full" and os.path.isdir("/dev/shm"):
+            text.append(f"/dev/shm has {shutil.disk_usage('/dev/shm').total >> 20:,} MB here.")
     if same:
         text.append(f"{'All ranks' if len(same) == nprocs - 1 else ranks_in_words([first.rank, *same])} failed in the same way.")
     text += [f"rank {f.rank} failed as well: {_headline(f.kind, f.text)}" for f in others]
@@ -154,10 +157,20 @@ def followers_of(stuck: Sequence[Stand]) -> list[RankFailure]:
     ]
 
 
-def stuck_of(stuck: Sequence[Stand], last: dict[int, Stand], returned: Sequence[int], name: str, output: Sequence[str], note: str = "") -> RanksStuck:
+def stuck_of(
+    stuck: Sequence[Stand],
+    last: dict[int, Stand],
+    returned: Sequence[int],
+    name: str,
+    output: Sequence[str],
+    *,
+    calls: Mapping[int, Calls] | None = None,
+    note: str = "",
+) -> RanksStuck:
     """The exception for ranks that wait for ever: rank by rank where it waits, who never comes, and what would cure it.
 
-    `name`: the function that ranks have returned from; empty for ranks that stay, which have ended a cell. `note`: a last line.
+    `name`: the function that ranks have returned from; empty for ranks that stay, which have ended a cell. `calls`: the collectives of the ranks
+    that have returned. `note`: a last line.
     """
     numbers = [stand.rank for stand in stuck]
     text = [f"{ranks_in_words(numbers)} wait{'s' * (len(numbers) == 1)} for ever: every rank waits for another or has ended."]
@@ -172,24 +185,32 @@ def stuck_of(stuck: Sequence[Stand], last: dict[int, Stand], returned: Sequence[
         groups = ", ".join(f"{count} in the {group}" for group, count in called.items())
         ended = f"has returned from {name}" if name else "has nothing to do"
         text.append(f"rank {rank} {ended}" + (f", after these collectives: {groups}" if groups else ""))
-    difference = first_difference(stuck)
+    difference = first_difference(stuck, calls)
     if difference is not None:
-        one, other = difference
-        assert one.collective and other.collective
+        (one, mine), (other, yours) = difference
+        text += [f"rank {rank} called {describe(call)}" for rank, call in difference if rank in returned]
         cure = (
-            f"The same call of the same group is {one.collective['op']} in rank {one.rank} and {other.collective['op']} in rank {other.rank}: "
-            "all ranks must call the same collectives in the same order."
-            if one.collective["op"] != other.collective["op"]
+            f"The same call of the same group is {mine['op']} in rank {one} and {yours['op']} in rank {other}: "
+            f"all ranks must call the same collectives in the same order. {_LOOK_FOR}"
+            if mine["op"] != yours["op"]
             else "The same call has unlike tensors: shape and dtype must be equal in all ranks."
         )
     elif any(stand.collective is None for stand in stuck):
         cure = "A group forms when WORLD_SIZE ranks have come, each with another RANK, to the same MASTER_ADDR and MASTER_PORT."
+        came = [stand.joins for stand in stuck if len(stand.joins) == 2]
+        missing = sorted({rank for _, size in came for rank in range(min(size, len(came) + 9))} - {rank for rank, _ in came})
+        if missing:
+            cure += f" WORLD_SIZE is {came[0][1]}, and no process came with RANK {', '.join(map(str, missing[:8]))}{', …' * (len(missing) > 8)}."
     else:
-        cure = (
-            "Every rank must make the same calls, equally often. Look for a collective, a backward or a forward of the DDP model that only some "
-            "ranks reach: under `if rank == 0`, after a `break`, or in loops of unlike length (make them equal by a DistributedSampler, or use join)."
-        )
+        cure = f"Every rank must make the same calls, equally often. {_LOOK_FOR}"
     return RanksStuck("\n".join([*text, cure, *([note] if note else [])]), failures, output)
+
+
+_LOOK_FOR = (
+    "Look for a collective, a backward or a forward of the DDP model that only some ranks reach: under `if rank == 0` (evaluate model.module "
+    "there), after a `break` (all ranks must decide alike), or in loops of unlike length (make them equal by a DistributedSampler or "
+    "drop_last=True, or use join)."
+)
 
 
 def _timed_out(

@@ -190,6 +190,8 @@ class Stand:
     """How many collectives it has called, by group."""
     memory: int = 0
     """Bytes of memory that its process holds (resident)."""
+    joins: list[int] = field(default_factory=list)
+    """RANK and WORLD_SIZE, where it waits in `init_process_group`."""
 
 
 @dataclass(frozen=True)

@@ -169,6 +169,11 @@ def _explain(fn: Callable[..., Any], args: tuple[Any, ...], error: Exception) ->
                 break
     if path is None:
         return f"{_name_of(fn)} cannot be sent to another process: {type(error).__name__}: {error}"
+    if "'get_ipython'" in path:
+        return (
+            f"{_name_of(fn)} uses get_ipython, as every line that begins with % or ! does. It exists in the notebook only, and a rank is a process "
+            "without IPython: leave such lines out of the function."
+        )
     kind = type(culprit)
     name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
     return (

@@ -217,7 +217,8 @@ def _look_spawned(rank: int, start: Start, port: int) -> None:
         sys.modules["numpy"].random.seed()
     torch.set_num_threads(int(environment["OMP_NUM_THREADS"]) if environment["OMP_NUM_THREADS"].isdigit() else start.threads)
     if torch.distributed.is_available():
-        rendezvous.prepare_init(start.timeout)
+        torch.distributed.set_debug_level_from_env()  # torch reads TORCH_DISTRIBUTED_DEBUG when it is imported, for a forked rank too early
+        rendezvous.prepare_init(start.timeout, port)
 
 
 def failure(rank: int, stage: str, error: BaseException, moment: float) -> Failure:

@@ -82,15 +82,17 @@ KEPT_FROM_USER = ("GLOO_SOCKET_IFNAME", "OMP_NUM_THREADS")
 """Variables that are the user's to choose: where the notebook has them set, the kit does not set them."""
 
 
-def prepare_init(timeout: float) -> None:
+def prepare_init(timeout: float, port: int) -> None:
     """In a rank: make `init_process_group` check its variables, find whoever hosts the store, and wait no longer than `timeout` seconds.
+
+    `port`: where the agent's store listens.
 
     And `destroy_process_group` wait until all ranks have joined: gloo connects each rank with each, and one that has joined and leaves at once
     closes connections that others are just making.
     """
     import torch.distributed as dist
 
-    kits_own = tuple(os.environ.get(name) for name in OWN_STORE)
+    kits_own = (LOOPBACK, str(port))
     original = dist.init_process_group
     signature = inspect.signature(original)
     times = itertools.count()
@@ -108,7 +110,8 @@ def prepare_init(timeout: float) -> None:
         if given.get("store") is None and given.get("init_method") in (None, "env://"):
             rank, world_size = given.get("rank", -1), given.get("world_size", -1)
             check_environment(os.environ, needs_rank=rank < 0, needs_world_size=world_size < 0)
-            # A script may set MASTER_ADDR and MASTER_PORT itself, as most tutorials do. Then nobody hosts a store there yet: rank 0 must.
+            # A script may set MASTER_ADDR and MASTER_PORT itself, as most tutorials do, or spawn's `env` may. Then nobody hosts a store there yet:
+            # rank 0 must.
             if tuple(os.environ.get(name) for name in OWN_STORE) != kits_own:
                 os.environ.pop(_AGENT_STORE, None)
             elif time := next(times):

@@ -161,7 +161,7 @@ class Run:
                 elif message is not None:
                     self._take(message, screen)
                 if not self._failures and stop_at is None and (stuck := self._standstill.stuck(self._returned)):
-                    error = explain.stuck_of(stuck, self._standstill.last(), sorted(self._returned), self.name, self.output)
+                    error = explain.stuck_of(stuck, self._standstill.last(), sorted(self._returned), self.name, self.output, calls=self._calls)
                     stop_at = now
                 if self._failures and stop_at is None:
                     stop_at = now + GRACE

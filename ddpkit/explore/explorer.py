@@ -17,17 +17,17 @@ def show(controls: Callable[[], dict[str, Any]], start: dict[str, Any], draw: Ca
     Args:
         controls: makes the ipywidgets, by the name of the value that each sets. Called only where a person can use them.
         start: the values at the beginning.
-        draw: from the values to a text that says it all, and a matplotlib figure that shows it.
+        draw: from the values to a text that says it all, and a matplotlib figure that shows it, or None where the text is all.
     """
     text, figure = draw(**start)
     png = _png(figure)
-    bundle: dict[str, Any] = {"text/plain": text, "image/png": base64.b64encode(png).decode()}
+    bundle: dict[str, Any] = {"text/plain": text, "image/png": png} if png else {"text/plain": text, "text/html": _page(text)}
     if card.somebody_watches():
         bundle.update(card.view_of(_live(controls(), text, png, draw)))
     card.display_bundle(bundle)
 
 
-def _live(controls: dict[str, Any], text: str, png: bytes, draw: Callable[..., tuple[str, Any]]) -> Any:
+def _live(controls: dict[str, Any], text: str, png: str, draw: Callable[..., tuple[str, Any]]) -> Any:
     import ipywidgets as widgets
 
     picture = widgets.HTML(_page(text, png))
@@ -41,13 +41,19 @@ def _live(controls: dict[str, Any], text: str, png: bytes, draw: Callable[..., t
     return widgets.VBox([*controls.values(), picture])
 
 
-def _page(text: str, png: bytes) -> str:
+def _page(text: str, png: str = "") -> str:
     # role=status: a screen reader reads the text again when it changes.
-    picture = f'<img alt="" style="max-width:100%" src="data:image/png;base64,{base64.b64encode(png).decode()}">'
+    if not png:
+        head, _, rest = text.partition("\n")
+        return card.box(head, card.lines(rest), attributes='role="status"')
+    picture = f'<img alt="" style="max-width:100%" src="data:image/png;base64,{png}">'
     return f'{picture}<pre role="status" style="margin:0;background:none;color:inherit;white-space:pre-wrap">{html.escape(text, quote=False)}</pre>'
 
 
-def _png(figure: Any) -> bytes:
+def _png(figure: Any) -> str:
+    """A figure as a notebook keeps it; empty for none."""
+    if figure is None:
+        return ""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=100, bbox_inches="tight")
-    return buffer.getvalue()
+    return base64.b64encode(buffer.getvalue()).decode()

@@ -115,6 +115,24 @@ def test_unlike_collectives_are_named():
     assert "is barrier in rank 0 and all_reduce in rank 1: all ranks must call the same collectives in the same order" in text
 
 
+@pytest.mark.parametrize(("sizes", "waits", "gone"), [((3, 2), 0, 1), ((2, 3), 1, 0)])
+def test_unlike_tensors_are_named_where_one_rank_goes_on_with_garbage(sizes, waits, gone):
+    """gloo lets the rank with the smaller tensor go; both have called the same collectives equally often."""
+
+    def train(rank, sizes):
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        dist.all_reduce(torch.ones(sizes[rank]))
+
+    text = str(stuck(train, args=(sizes,))[0])
+    assert f"rank {waits} waits in all_reduce (float32 [3], number 1 of the default group)" in text
+    assert f"rank {gone} has returned from train, after these collectives: 1 in the default group\n" in text
+    assert f"rank {gone} called all_reduce (float32 [2], number 1 of the default group)\n" in text
+    assert text.endswith("The same call has unlike tensors: shape and dtype must be equal in all ranks.")
+
+
 def test_a_loop_that_one_rank_leaves_early():
     def train(rank):
         import torch

@@ -162,8 +162,7 @@ def test_the_first_difference_of_ranks_that_wait():
     assert first_difference([stand(0, SUM), stand(1, SUM)]) is None
     assert first_difference([stand(0, SUM), stand(1, OTHER | {"number": 2})]) is None  # not the same call
     assert first_difference([stand(0, SUM), stand(1, None)]) is None
-    one, other = first_difference([stand(0, SUM), stand(1, SUM), stand(2, OTHER)])
-    assert (one.rank, other.rank) == (0, 2)
+    assert first_difference([stand(0, SUM), stand(1, SUM), stand(2, OTHER)]) == ((0, SUM), (2, OTHER))
 
 
 # Real ranks.

@@ -13,7 +13,10 @@ from ddpkit.course.exercise import catalogue
 from ddpkit.course.predict import predict
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-IMPORTS = "import os, time\nimport torch\nimport torch.distributed as dist\nfrom torch.utils.data import DataLoader, DistributedSampler\n"
+IMPORTS = (
+    "import os, time\nimport torch\nimport torch.distributed as dist\nfrom torch.utils.data import DataLoader, DistributedSampler\n"
+    "from torch.nn.parallel import DistributedDataParallel as DDP\n"
+)
 
 
 def cell(source, *names):
@@ -54,6 +57,14 @@ SAVE = "def save(path, model, optimizer, epoch):\n    torch.save({'m': model.mod
 LOAD = "def load(path, model, optimizer):\n    c = torch.load(path)\n    "
 AVERAGE = "def average_gradients(model):\n    for p in model.parameters():\n        if p.grad is not None:\n            "
 FAIR = "def fair_loss(losses):\n    total = torch.tensor(float(len(losses)))\n    dist.all_reduce(total)\n    "
+MEAN, REPORT = "def mean(rank, part):\n    ", "def report(rank, loss):\n    "
+TRAIN = "def train(rank, model, optimizer, batches):\n    "
+STEP = "optimizer.zero_grad(); model(batch).mean().backward(); optimizer.step()"
+COLLECT = "def collect(rank, scores):\n    "
+SIZES = "n = torch.tensor(len(scores)); dist.all_reduce(n, op=dist.ReduceOp.{op}); n = int(n)\n    "
+GATHER = "p = [torch.zeros(n) for _ in range(dist.get_world_size())]; dist.all_gather(p, {mine}); return torch.cat(p)"
+TOTALS = "def totals(rank, metrics):\n    for x in {over}: dist.all_reduce(x)\n    "
+WRAP = "def wrap(model):\n    return "
 WRONG = {
     "00.rank": [
         (HELLO + "print(f'rank {rank + 1} of {os.environ[\"WORLD_SIZE\"]}')", "counts from 1"),
@@ -101,6 +112,42 @@ WRONG = {
         (SAVE + LOAD + "optimizer.load_state_dict(c['o']); return c['e']", "does not have the weights"),
         (SAVE + LOAD + "model.load_state_dict(c['m']); optimizer.load_state_dict(c['o']); return 0", "wrong epoch"),
         (SAVE + LOAD + "model.load_state_dict(c['m']); return c['e']", "momentum is lost"),
+    ],
+    "09.empty": [
+        (MEAN + "x = torch.tensor(sum(part) / len(part)); dist.all_reduce(x); return x.item()", "which is 0"),
+        (MEAN + "if not part: return\n    x = torch.tensor([sum(part), len(part)]); dist.all_reduce(x); return (x[0] / x[1]).item()", "with 0 and 0"),
+        (MEAN + "x = torch.tensor([sum(part), len(part)]); dist.all_reduce(x); return (x[0] / x[1]).item()", "say dtype"),
+        (
+            MEAN + "x = torch.tensor(sum(part) / max(1, len(part))); dist.all_reduce(x); return x.item() / dist.get_world_size()",
+            "a mean of means",
+        ),
+    ],
+    "09.alone": [
+        (REPORT + "if rank == 0:\n        dist.all_reduce(loss)\n        return loss.item() / dist.get_world_size()", "not every rank comes by"),
+        (REPORT + "dist.all_reduce(loss)\n    if rank == 0: return loss.item()", "This is the sum"),
+        (REPORT + "dist.all_reduce(loss)\n    return loss.item() / dist.get_world_size()", "Every rank reports"),
+    ],
+    "09.uneven": [
+        (TRAIN + f"for batch in batches: {STEP}", "still waits for the others"),
+        (TRAIN + f"model = model.module\n    for batch in batches: {STEP}", "went past the wrapper"),
+        (TRAIN + f"for batch in batches[:1]: {STEP}", "Too few steps"),
+    ],
+    "09.gather": [
+        (COLLECT + "n = len(scores); " + GATHER.format(mine="scores"), "still give tensors of unlike sizes"),
+        (
+            COLLECT + SIZES.format(op="MAX") + GATHER.format(mine="torch.nn.functional.pad(scores, (0, n - len(scores)))"),
+            "zeros that filled the parts up",
+        ),
+        (COLLECT + SIZES.format(op="MIN") + GATHER.format(mine="scores[:n].contiguous()"), "cut to the shortest"),
+    ],
+    "09.order": [
+        (TOTALS.format(over="metrics.values()") + "return metrics", "Nothing complains"),
+        (TOTALS.format(over="[metrics[n] for n in sorted(metrics)]"), "returns nothing"),
+    ],
+    "09.unused": [
+        (WRAP + "DDP(model)", "took no part in the loss"),
+        (WRAP + "DDP(model).module", "the model inside the wrapper"),
+        (WRAP + "model", "it is not wrapped"),
     ],
 }
 
@@ -173,6 +220,27 @@ def test_an_unfinished_one_of_two_is_told_so(verdict):
     assert "Not finished yet" in verdict("08.resume", SAVE + LOAD + "model.load_state_dict(...)")
 
 
+@pytest.mark.parametrize(
+    ("id", "source"),
+    [
+        ("09.alone", REPORT + "dist.reduce(loss, dst=0)\n    if rank == 0: return loss.item() / dist.get_world_size()"),
+        (
+            "09.uneven",
+            TRAIN + "n = torch.tensor(len(batches)); dist.all_reduce(n, op=dist.ReduceOp.MIN)\n    for batch in batches[:n]: " + STEP,
+        ),
+        ("09.uneven", TRAIN + f"for batch in (batches * 4)[:8]: {STEP}"),
+        ("09.gather", COLLECT + "parts = [None] * dist.get_world_size(); dist.all_gather_object(parts, scores); return torch.cat(parts)"),
+        (
+            "09.order",
+            "def totals(rank, metrics):\n    all = [None] * dist.get_world_size(); dist.all_gather_object(all, metrics)\n"
+            "    return {name: sum(one[name].item() for one in all) for name in metrics}",
+        ),
+    ],
+)
+def test_another_right_answer_passes(verdict, id, source):
+    assert verdict(id, source).startswith(f"✓ {id}")
+
+
 def test_an_ellipsis_as_an_index_is_no_placeholder(verdict):
     assert verdict("00.values", SQUARES + "x: tuple[int, ...] = ()\n    return (torch.arange(n)[..., rank::size] ** 2)").startswith("✓")
 
@@ -193,7 +261,7 @@ def test_a_solution_is_its_source(capsys):
 
 @pytest.mark.parametrize("call", [lambda: checks.check("0.rank", print), lambda: checks.hint("no"), lambda: checks.solution("")])
 def test_an_unknown_exercise_names_the_known(call):
-    with pytest.raises(ValueError, match=r"00\.rank, 00\.values, .*08\.batch, 08\.resume"):
+    with pytest.raises(ValueError, match=r"00\.rank, 00\.values, .*08\.batch, 08\.resume, 09\.empty"):
         call()
 
 

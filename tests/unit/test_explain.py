@@ -9,7 +9,7 @@ import pytest
 
 import ddpkit
 from ddpkit import explain
-from ddpkit.errors import RankDied, RankFailed, RankFailure, RanksStuck
+from ddpkit.errors import WIDTH, RankDied, RankFailed, RankFailure, RanksStuck
 from ddpkit.messages import Ended, Failure, Stand
 from ddpkit.symptoms import SYMPTOMS, find
 
@@ -218,6 +218,8 @@ LITERAL = [
     ("/dev/shm is full", "RuntimeError: unable to write to file </torch_83_1>: No space left on device (28)"),
     ("/dev/shm is full", "ERROR: Unexpected bus error encountered in worker. This might be caused by insufficient shared memory (shm)."),
     ("/dev/shm is full", "OSError: [Errno 28] No space left on device"),
+    ("class of a cell", "AttributeError: Can't get attribute 'Config' on <module '__main__'>"),
+    ("a number in the environment", "TypeError: str expected, not int"),
     ("too many open files", "OSError: [Errno 24] Too many open files"),
     ("too many open files", "RuntimeError: unable to open shared memory object </torch_83_1> in read-write mode: Too many open files (24)"),
     ("a DataLoader worker died", "RuntimeError: DataLoader worker (pid(s) 28583, 28584) exited unexpectedly"),
@@ -634,3 +636,13 @@ def test_what_a_rank_was_doing():
     call = {"op": "all_reduce", "group": "default group", "number": 2, "root": -1, "dtype": "float32", "shapes": [[3]]}
     assert raised("ValueError", "bad", last_call=call).doing == "all_reduce (float32 [3], number 2 of the default group)"
     assert raised("ValueError", "bad").doing == ""
+
+
+def test_a_shown_report_has_no_line_that_would_be_broken_in_a_word():
+    report = f"it waits.\n  Cell In[3], line 2, in f\n      {'g(x)  + ' * 20}\n\n{'word ' * 60}"
+    error = RankFailed(report)
+    shown = error._render_traceback_()
+    assert shown[:3] == ["RankFailed: it waits.", "  Cell In[3], line 2, in f", "      " + ("g(x)  + " * 13).rstrip()]
+    assert all(len(line) <= WIDTH for line in shown) and all(line[:6].isspace() for line in shown[2:4])
+    assert "".join("".join(shown).split()) == "".join(f"RankFailed: {report}".split())
+    assert str(error) == report.replace("Cell In[3]", "Cell")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 
@@ -46,8 +47,6 @@ def test_a_rank_finds_what_torchrun_sets(start_method):
 
 
 def test_the_classic_script_that_sets_address_and_port_itself_works(start_method):
-    import socket
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -65,6 +64,29 @@ def test_the_classic_script_that_sets_address_and_port_itself_works(start_method
         return x.item()
 
     assert ddpkit.spawn(fn, (2,), start_method=start_method, view=False).values == [2.0, 2.0]
+
+
+def test_a_port_given_by_env_is_hosted_by_rank_0(start_method):
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+
+    def fn(rank):
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        return os.environ["MASTER_PORT"]
+
+    assert ddpkit.spawn(fn, start_method=start_method, env={"MASTER_PORT": str(port)}, view=False).values == [str(port)] * 2
+
+
+def test_torch_debug_level_given_by_env_holds_in_the_ranks(start_method):
+    def fn(rank):
+        import torch.distributed as dist
+
+        return dist.get_debug_level().name
+
+    assert ddpkit.spawn(fn, start_method=start_method, env={"TORCH_DISTRIBUTED_DEBUG": "DETAIL"}, view=False).values == ["DETAIL"] * 2
 
 
 def test_a_group_can_be_destroyed_and_made_again():
