@@ -22,11 +22,11 @@ def gradients() -> None:
     def controls() -> dict[str, Any]:
         import ipywidgets as widgets
 
-        wide: dict[str, Any] = {"style": {"description_width": "9em"}, "layout": {"width": "auto"}}
+        wide: dict[str, Any] = {"style": {"description_width": "9em"}, "layout": {"width": "min(30em, 100%)"}}
         return {
-            "parts": widgets.Dropdown(options=PARTS, description="samples on ranks", **{**wide, "layout": {"width": "22em"}}),
-            "weight": widgets.FloatSlider(1.0, min=0.0, max=4.0, step=0.25, description="weight w", **{**wide, "layout": {"width": "28em"}}),
-            "loss": widgets.ToggleButtons(options=["mean", "sum"], description="loss of a part", **wide),
+            "parts": widgets.Dropdown(options=PARTS, description="samples on ranks", **wide),
+            "weight": widgets.FloatSlider(1.0, min=0.0, max=4.0, step=0.25, description="weight w", **wide),
+            "loss": widgets.Dropdown(options=["mean", "sum"], description="loss of a part", **wide),
         }
 
     explorer.show(controls, {"parts": PARTS[0], "weight": 1.0, "loss": "mean"}, _draw)
