@@ -5,6 +5,7 @@ them for a person. The text alone says what the picture says; some have only tex
 """
 
 from ddpkit.explore.digits import digits
+from ddpkit.explore.gradients import gradients
 from ddpkit.explore.symptoms import symptoms
 
-__all__ = ["digits", "symptoms"]
+__all__ = ["digits", "gradients", "symptoms"]

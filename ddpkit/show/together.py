@@ -109,8 +109,8 @@ def _rich(piece: dict[str, Any]) -> str:
 
 
 def _marked(first: str, other: str) -> str:
-    """The other text, what is not in the first one marked."""
-    here, there = (re.findall(r"\s+|\w+|[^\w\s]", text[:5000]) for text in (first, other))
+    """The other text, what is not in the first one marked. A number is marked as a whole: 2.09 beside 2.07, and 2.18 beside -2.18."""
+    here, there = (re.findall(r"\s+|[-+]?\d[\w.]*|\w+|[^\w\s]", text[:5000]) for text in (first, other))
     out = []
     for kind, _, _, start, end in difflib.SequenceMatcher(None, here, there, autojunk=False).get_opcodes():
         text = html.escape("".join(there[start:end]), quote=False)

@@ -55,6 +55,8 @@ SQUARES = "seen = []\ndef squares(rank, n):\n    size = int(os.environ['WORLD_SI
 LOADER = "def make_loader(rank, world_size, data, global_batch):\n    "
 SAVE = "def save(path, model, optimizer, epoch):\n    torch.save({'m': model.module.state_dict(), 'o': optimizer.state_dict(), 'e': epoch}, path)\n"
 LOAD = "def load(path, model, optimizer):\n    c = torch.load(path)\n    "
+AVERAGE = "def average_gradients(model):\n    for p in model.parameters():\n        if p.grad is not None:\n            "
+FAIR = "def fair_loss(losses):\n    total = torch.tensor(float(len(losses)))\n    dist.all_reduce(total)\n    "
 MEAN, REPORT = "def mean(rank, part):\n    ", "def report(rank, loss):\n    "
 TRAIN = "def train(rank, model, optimizer, batches):\n    "
 STEP = "optimizer.zero_grad(); model(batch).mean().backward(); optimizer.step()"
@@ -75,6 +77,27 @@ WRONG = {
         (SQUARES + "print([i * i for i in range(rank, n, size)])", "prints the squares"),
         (SQUARES + "return [i * i for i in range(n)]", "does the whole work"),
         (SQUARES + "return [i * i for i in range(rank, n, 2)]", "right on 2 ranks only"),
+    ],
+    "05.average": [
+        ("def average_gradients(model):\n    for p in model.parameters(): dist.all_reduce(p.grad)", "Skip it, on all ranks alike"),
+        (AVERAGE + "dist.all_reduce(p.grad); p.grad /= world_size", "live in those ranks only"),
+        (AVERAGE + "p.data += 1", "This changes the weights"),
+        (
+            "def average_gradients(model):\n    for p in model.parameters():\n        p.grad = torch.zeros_like(p) if p.grad is None else p.grad\n"
+            "        dist.all_reduce(p.grad)\n        p.grad /= dist.get_world_size()",
+            "leave None where None is",
+        ),
+        (AVERAGE + "g = p.grad.clone(); dist.all_reduce(g); g = g / dist.get_world_size()", "still those of each rank"),
+        (AVERAGE + "dist.reduce(p.grad, 0); p.grad /= dist.get_world_size()", "reduce leaves the result on one rank"),
+        (AVERAGE + "dist.all_reduce(p.grad)", "the sums over the ranks"),
+        (AVERAGE + "p.grad /= dist.get_world_size()", "nothing was added up"),
+    ],
+    "05.unequal": [
+        (FAIR + "return losses.sum().item() / total", "no .item(), no .detach()"),
+        (FAIR + "losses.sum() / total", "This returns nothing"),
+        (FAIR + "return losses.sum()", "the sum over the part"),
+        (FAIR + "return losses.sum() / total", "once too often"),
+        (FAIR + "return losses.mean()", "the mean of means is not the mean"),
     ],
     "08.batch": [
         (LOADER + "return DataLoader(data, batch_size=global_batch // world_size)", "Every rank sees every image"),
@@ -238,7 +261,7 @@ def test_a_solution_is_its_source(capsys):
 
 @pytest.mark.parametrize("call", [lambda: checks.check("0.rank", print), lambda: checks.hint("no"), lambda: checks.solution("")])
 def test_an_unknown_exercise_names_the_known(call):
-    with pytest.raises(ValueError, match=r"00\.rank, 00\.values, 08\.batch, 08\.resume, 09\.empty"):
+    with pytest.raises(ValueError, match=r"00\.rank, 00\.values, .*08\.batch, 08\.resume, 09\.empty"):
         call()
 
 

@@ -6,6 +6,7 @@ import importlib
 import re
 
 import pytest
+import torch
 
 import ddpkit
 from ddpkit import errors
@@ -13,7 +14,8 @@ from ddpkit.explore import explorer
 from ddpkit.symptoms import SYMPTOMS
 
 WIDGET = "application/vnd.jupyter.widget-view+json"
-finder = importlib.import_module("ddpkit.explore.symptoms")  # the package has a function of that name
+finder = importlib.import_module("ddpkit.explore.symptoms")  # the package has functions of these names
+bars = importlib.import_module("ddpkit.explore.gradients")
 KINDS, find = finder.KINDS, finder.find
 
 
@@ -103,3 +105,51 @@ def test_an_explorer_with_a_picture_keeps_it_and_its_text(live):
     assert bundle["image/png"] in before
     slider.value = 4
     assert page.value != before and "a line to 4 &lt; 9" in page.value and 'alt=""' in page.value
+
+
+@pytest.mark.parametrize("loss", ["mean", "sum"])
+@pytest.mark.parametrize("weight", [0.0, 1.0, 2.0, 3.75])
+def test_the_gradients_in_bars_are_those_of_autograd(weight, loss):
+    for share in {share for parts in bars.PARTS for share in bars._shares(parts)}:
+        x, w = torch.tensor(share, dtype=torch.float64), torch.tensor(weight, dtype=torch.float64, requires_grad=True)
+        getattr((w * x - 2 * x).square(), loss)().backward()
+        assert bars._gradient(share, weight, loss) == pytest.approx(w.grad.item())
+
+
+@pytest.mark.parametrize("parts", bars.PARTS)
+def test_all_samples_are_shared_out(parts):
+    assert [x for share in bars._shares(parts) for x in share] == list(bars.SAMPLES)
+
+
+@pytest.mark.parametrize(
+    ("parts", "loss", "steps", "same"),
+    [
+        ("2 + 2", "mean", ["1.15", "1.15"], True),
+        ("4", "sum", ["1.6", "1.6"], True),
+        ("2 + 2", "sum", ["1.3", "1.6"], False),
+        ("3 + 1", "mean", ["1.207", "1.15"], False),
+    ],
+)
+def test_the_steps_are_those_of_ranks_and_of_one_process(parts, loss, steps, same):
+    text, _ = bars._draw(parts, 1.0, loss)
+    assert [line.rpartition("= ")[2] for line in text.splitlines() if "step goes" in line] == steps
+    assert text.endswith("The two steps are the same." if same else "The two steps differ.")
+
+
+def test_the_bars_are_said_in_words_too(capsys):
+    ddpkit.explore.gradients()
+    assert capsys.readouterr().out == (
+        "w = 1, loss = mean of the squared errors\nrank 0, x = 1 2: gradient -5\nrank 1, x = 3 4: gradient -25\n"
+        "mean of the ranks: -15, so a step goes to w = 1.15\none process, all samples: -15, so a step goes to w = 1.15\nThe two steps are the same.\n"
+    )
+
+
+def test_the_bars_follow_every_control(live):
+    (parts, weight, loss), page, bundle = live(ddpkit.explore.gradients)
+    assert set(bundle) == {"text/plain", "image/png", WIDGET}
+    seen = [page.value]
+    for control, value in ((parts, "2 + 1 + 1"), (weight, 3.0), (loss, "sum"), (weight, 2.0)):
+        control.value = value
+        assert page.value not in seen
+        seen.append(page.value)
+    assert "rank 2, x = 4: gradient 32" in seen[-2] and "The two steps are the same." in seen[-1]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import html
 import os
+import re
 import signal
 import threading
 import time
@@ -252,6 +254,24 @@ def test_stopped_ranks_say_so(two):
         two.run("1")
     two.restart()
     assert two["1"] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "marked"),
+    [
+        ("own -2.18, weight 1.56", "own 2.18, weight 2.09", ["2.18", "2.09"]),
+        ("[1.0, 2.0] loss 2.5", "[3.0, 2.0] loss 12.5", ["3.0", "12.5"]),
+        ("float32 [1] cpu #268c", "float32 [1] cpu #98a3", ["98a3"]),
+        ("tensor(-5.)", "tensor(-25.)", ["-25."]),
+        ("127.0.0.1 x-1 <a>", "127.0.0.1 x-2 <b>", ["-2", "b"]),
+    ],
+)
+def test_what_differs_between_ranks_is_marked_whole_numbers_and_their_signs(first, other, marked):
+    from ddpkit.show import together
+
+    page = together._marked(first, other)
+    assert re.findall(r"<mark[^>]*>(.*?)</mark>", page) == marked
+    assert html.unescape(re.sub(r"</?mark[^>]*>", "", page)) == other
 
 
 @pytest.mark.parametrize("ranks", [[2], [-1], [], ["0"]])
