@@ -148,8 +148,19 @@ class Ranks:
         self._do(lambda number: Put(number, payload), [to] if isinstance(to, int) else to, False)
 
     def status(self) -> list[dict[str, Any]]:
-        """Of each rank: `rank`, `pid`, `state` ("idle", "busy", "stuck", or how it died) and `memory` in MB (resident, shared pages included)."""
+        """How each rank is.
+
+        Returns:
+            A dict for each rank: `rank`, `pid`, `state` ("idle", "busy", "stuck", or how it died), `group` (whether it has a default process group;
+            None where it cannot be asked) and `memory` in MB (resident, shared pages included).
+        """
         self._take_what_came()
+        groups: list[Any] = [None] * self.nprocs
+        if idle := [rank for rank in range(len(self._pids)) if rank not in self._dead.keys() | self._busy]:
+            try:
+                groups = self._do(lambda number: Get(number, _HAS_GROUP), idle, False).values
+            except errors.RankError:
+                pass  # one has died in this moment, and its state says so
         rows = []
         for rank, pid in enumerate(self._pids):
             state = self._dead[rank].kind if rank in self._dead else "stuck" if rank in self._stuck else "busy" if rank in self._busy else "idle"
@@ -157,7 +168,7 @@ class Ranks:
                 memory = psutil.Process(pid).memory_info().rss >> 20
             except psutil.Error:
                 memory = 0
-            rows.append({"rank": rank, "pid": pid, "state": state, "memory": memory})
+            rows.append({"rank": rank, "pid": pid, "state": state, "group": groups[rank], "memory": memory})
         return rows
 
     def __repr__(self) -> str:
@@ -275,6 +286,7 @@ class Ranks:
         return cells
 
 
+_HAS_GROUP = "'torch' in __import__('sys').modules and __import__('torch').distributed.is_initialized()"
 RESTART = "Only a restart of the ranks helps: %ranks restart, or ranks.restart()."
 
 

@@ -83,10 +83,11 @@ def bundle_of(cells: Cells) -> dict[str, str]:
 
 def card(rows: Sequence[dict[str, Any]]) -> str:
     """The state of ranks that stay, as a table."""
-    head = "".join(f'<th style="text-align:left">{name}</th>' for name in ("rank", "pid", "state", "memory"))
+    head = "".join(f'<th style="text-align:left">{name}</th>' for name in ("rank", "pid", "state", "process group", "memory"))
     body = "".join(
         f'<tr><td style="text-align:left"><span style="background:{rank_colour(row["rank"])};color:#ffffff;padding:0 .6em;border-radius:2px">'
-        f"rank {row['rank']}</span></td><td>{row['pid']}</td><td>{html.escape(str(row['state']))}</td><td>{row['memory']:,} MB</td></tr>"
+        f"rank {row['rank']}</span></td><td>{row['pid']}</td><td>{html.escape(str(row['state']))}</td>"
+        f"<td>{ {True: 'formed', False: 'none yet', None: '–'}[row['group']] }</td><td>{row['memory']:,} MB</td></tr>"
         for row in rows
     )
     return f'<table style="margin:0"><tr>{head}</tr>{body}</table>'

@@ -131,12 +131,13 @@ def test_ranks_that_wait_for_ever_and_a_restart(two):
     assert time.monotonic() - began < 10
     assert text.startswith("rank 0 waits for ever") and "      dist.barrier()  # waits" in text and "rank 1 has nothing to do" in text
     assert text.endswith("%ranks restart, or ranks.restart().")
-    assert [row["state"] for row in two.status()] == ["stuck", "idle"]
+    assert [(row["state"], row["group"]) for row in two.status()] == [("stuck", None), ("idle", True)]
     with pytest.raises(ddpkit.RanksStuck, match="rank 0 still waits"):
         two.run("1", view=False)
     assert repr(two.run("1", [1], view=False)) == "rank 1 │ 1"
     two.restart()
     assert two["'rank' in globals()"] == [False, False]
+    assert [row["group"] for row in two.status()] == [False, False]
 
 
 def test_a_failure_that_others_wait_for(two):
