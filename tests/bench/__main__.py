@@ -41,6 +41,8 @@ def main() -> int:
     elif options.tool == "launch":
         figures = launch.measure(options.ranks, options.repeat, options.launchers)
     else:
+        if options.tool == "record":
+            train.cost_of_record()
         figures = train.measure(options.ranks, options.rounds, train.TORCHRUN if options.tool == "train" else train.NO_RECORD)
     if options.json:
         options.json.write_text(json.dumps({"machine": about, options.tool: figures}, indent=2) + "\n")

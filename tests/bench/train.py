@@ -72,6 +72,29 @@ def measure(ranks: list[int], rounds: int, other: str) -> list[dict[str, Any]]:
     return rows
 
 
+def cost_of_record() -> None:
+    """Print what the record adds to one collective, in a rank that is alone: there a collective is hardly more than the call."""
+    import ddpkit
+
+    def seconds(rank: int) -> float:
+        import time
+
+        import torch
+        import torch.distributed as dist
+
+        dist.init_process_group("gloo")
+        x, best = torch.ones(10), float("inf")
+        for _ in range(30):
+            began = time.perf_counter()
+            for _ in range(500):
+                dist.all_reduce(x)
+            best = min(best, (time.perf_counter() - began) / 500)
+        return best
+
+    with_record, without = (min(ddpkit.spawn(seconds, nprocs=1, env={"DDPKIT_RECORD": on}, view=False)[0] for _ in range(3)) for on in ("1", "0"))
+    print(f"\nan all_reduce of one rank takes {1e6 * with_record:.1f} µs with the record and {1e6 * without:.1f} µs without", flush=True)
+
+
 def _in_a_cell(kernel: Kernel, nprocs: int, root: str, out: str, **env: str) -> None:
     # allow_stdin is how a kernel knows that a person watches: the output is then drawn while the ranks train.
     cell = kernel.check(f"ddpkit.spawn(train, ({root!r}, {out!r}), {nprocs}, env={env}).seconds", allow_stdin=True, timeout=SECONDS)
