@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def average_gradients(model: torch.nn.Module) -> None:
-    """Replace each gradient by its mean over the ranks. Call it on every rank, between backward and the optimizer's step."""
+    """Between backward and step, on every rank: make each gradient the mean over the ranks."""
     import torch.distributed as dist
 
     for parameter in model.parameters():  # a tied parameter comes once
@@ -23,7 +23,7 @@ def average_gradients(model: torch.nn.Module) -> None:
 
 
 def fair_loss(losses: torch.Tensor) -> torch.Tensor:
-    """From the losses of this rank's samples to a number whose gradient, averaged over the ranks, is that of the mean over all samples."""
+    """A loss whose gradient, averaged over the ranks, is that of the mean over all samples."""
     import torch
     import torch.distributed as dist
 
@@ -69,7 +69,7 @@ def _play_average(rank: int, answer: Callable[..., Any], seed: int) -> Any:
     dist.init_process_group("gloo")
     torch.manual_seed(seed)
     model = _tied_and_frozen()
-    data = torch.randint(1, 10, (EACH * dist.get_world_size(), 2)).double()
+    data = torch.randint(1, 6, (EACH * dist.get_world_size(), 2)).double()
 
     def gradients(part: torch.Tensor) -> list[list[float] | None]:
         model.zero_grad()
@@ -80,7 +80,7 @@ def _play_average(rank: int, answer: Callable[..., Any], seed: int) -> Any:
         return [None if p.grad is None else p.grad.flatten().tolist() for p in model.parameters()]
 
     before = [p.detach().clone() for p in model.parameters()]
-    names = [name for name, _ in model.named_parameters()]
+    names = [name.replace("first.weight", "first.weight (tied)") for name, _ in model.named_parameters()]
     whole, mine = gradients(data), gradients(data[rank * EACH : (rank + 1) * EACH])
     answered = answer(model)
     untouched = all(map(torch.equal, before, model.parameters()))

@@ -112,8 +112,11 @@ def _rich(piece: dict[str, Any]) -> str:
 def _marked(first: str, other: str) -> str:
     """The other text, what is not in the first one marked. A number is marked as a whole: 2.09 beside 2.07, and 2.18 beside -2.18."""
     here, there = (re.findall(r"\s+|[-+]?\d[\w.]*|\w+|[^\w\s]", text[:5000]) for text in (first, other))
+    pieces = [(kind, start, end) for kind, _, _, start, end in difflib.SequenceMatcher(None, here, there, autojunk=False).get_opcodes()]
+    if len(here) == len(there):  # place by place: in 1, 2, 3 beside 0, 1, 2 all three differ, and not only the last
+        pieces = [("equal" if here[i] == there[i] else "replace", i, i + 1) for i in range(len(there))]
     out = []
-    for kind, _, _, start, end in difflib.SequenceMatcher(None, here, there, autojunk=False).get_opcodes():
+    for kind, start, end in pieces:
         text = html.escape("".join(there[start:end]), quote=False)
         out.append(text if kind == "equal" or not text.strip() else f'<mark style="background:#ffd54a;color:#000000">{text}</mark>')
     return "".join(out) + html.escape(other[5000:], quote=False)
