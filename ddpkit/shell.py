@@ -7,6 +7,7 @@ and HTML. What it would show goes to the notebook as messages; what is printed g
 from __future__ import annotations
 
 import base64
+import builtins
 import io
 import os
 import signal
@@ -79,6 +80,8 @@ def warm() -> None:
         _Shell.clear_instance()
         sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__ = streams  # type: ignore[misc]
         sys.modules.pop("ddpkit_warm", None)
+        for name in ("display", "__IPYTHON__"):  # a shell leaves them for good, and ranks without one must not have them
+            vars(builtins).pop(name, None)
         if backend is None:
             os.environ.pop("MPLBACKEND", None)
 
