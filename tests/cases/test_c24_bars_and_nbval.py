@@ -29,6 +29,7 @@ CELLS = [
 ]
 
 
+@pytest.mark.long
 def test_stored_and_new_output_agree(tmp_path):
     import nbclient
 
