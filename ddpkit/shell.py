@@ -175,6 +175,9 @@ class _Shell(InteractiveShell):
         text.for_type_by_name("torch.nn.parameter", "Parameter", _pretty_tensor)
         return shell
 
+    def init_virtualenv(self) -> None:
+        """The rank's import path is the notebook's; nothing is to be added to it, or said about it."""
+
     def enable_gui(self, gui: Any = None) -> None:
         """A rank has no windows."""
 

@@ -13,12 +13,19 @@ from ddpkit import messages
 from ddpkit.messages import (
     Ask,
     Calls,
+    Cell,
+    Deliver,
+    Done,
     Ended,
     Failure,
+    Get,
+    Interrupt,
     Leave,
     Link,
     Metrics,
     Output,
+    Put,
+    Shown,
     Stand,
     Start,
     Started,
@@ -28,7 +35,7 @@ from ddpkit.messages import (
     Weights,
     decode,
     encode,
-)
+)  # fmt: skip
 
 RAW = bytes(range(256)) * 3
 CALL = {"group": "default group", "number": 3, "op": "all_reduce", "root": -1, "dtype": "float32", "shapes": [[2, 3], []]}
@@ -69,6 +76,14 @@ ALL = [
     Stand(1, 2.5, 0.25, False, None, [], {}),
     Calls(1, {"default group": {"first": 1, "kinds": [CALL], "sequence": [0, 0]}}),
     Ended(1, -9, "Fatal Python error: é", CALL),
+    start(stays=True, payload=b""),
+    Deliver([0, 2], RAW),
+    Interrupt([1]),
+    Cell(7, "<Cell In[3]>", "x = 'é'\n"),
+    Get(8, "x + 1"),
+    Put(9, RAW),
+    Shown(1, {"text/plain": "日本", "image/png": "aGk="}),
+    Done(1, 7),
     Ended(0, 0),
     Ended(0, -9, memory="1 MB"),
     Weights(1, [{"number": 0, "ranks": [0, 1], "name": "Net", "parameters": {"weight": [-(2**62), 0.1, float("inf")]}}]),
